@@ -33,6 +33,8 @@ function packageOf(file) {
   return file.match(/.*node_modules\/((?:@[^/]+\/)?[^/]+)/)?.[1];
 }
 
+const about = async (name) => JSON.parse(await readFile(path.join(here, "node_modules", name, "package.json"), "utf8"));
+
 async function licenceOf(folder) {
   for (const name of LICENCE_FILES) {
     const text = await readFile(path.join(folder, name), "utf8").catch(() => "");
@@ -44,9 +46,8 @@ async function licenceOf(folder) {
 async function notice(packages) {
   const parts = ["The files in this folder are bundled from these packages.\n"];
   for (const name of packages) {
-    const folder = path.join(here, "node_modules", name);
-    const about = JSON.parse(await readFile(path.join(folder, "package.json"), "utf8"));
-    parts.push(`${"-".repeat(80)}\n${name} ${about.version}, licence ${about.license}\n\n${await licenceOf(folder)}\n`);
+    const { version, license } = await about(name);
+    parts.push(`${"-".repeat(80)}\n${name} ${version}, licence ${license}\n\n${await licenceOf(path.join(here, "node_modules", name))}\n`);
   }
   return parts.join("\n");
 }
@@ -58,5 +59,7 @@ for (const [from, to] of Object.entries(COPIED)) {
   await copyFile(path.join(here, "node_modules", from), path.join(target, to));
   files.push(`node_modules/${from}`);
 }
-const packages = [...new Set(files.map(packageOf).filter(Boolean))].sort();
-await writeFile(path.join(target, "NOTICE.txt"), await notice(packages));
+// With what they depend on: @dagrejs/dagre has @dagrejs/graphlib in its own file.
+const packages = new Set(files.map(packageOf).filter(Boolean));
+for (const name of packages) for (const one of Object.keys((await about(name)).dependencies ?? {})) packages.add(one);
+await writeFile(path.join(target, "NOTICE.txt"), await notice([...packages].sort()));

@@ -135,6 +135,7 @@ class Console:
 
     def __init__(self, browser: Chrome, bus: ConsoleBus) -> None:
         self.browser = browser
+        self.host = "127.0.0.1"
         self._bus = bus
 
     def open(self, page: str = "", **params: object) -> None:
@@ -142,7 +143,8 @@ class Console:
         self.complaints()
         query = f"?{urlencode({name: str(value) for name, value in params.items()})}"
         path = "" if page == "overview" else page
-        self.browser.get(f"{self._bus.url}/console/{path}{query if params else ''}")
+        address = f"http://{self.host}:{self._bus.port}/console"
+        self.browser.get(f"{address}/{path}{query if params else ''}")
         self.until(lambda: self.texts("h1"), "the page has a heading")
 
     def run(self, script: str, *given: object) -> Any:
@@ -254,6 +256,16 @@ class Console:
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
+    @contextmanager
+    def answering(self, source: str) -> Iterator[None]:
+        """Pages opened meanwhile ask the `fetch` of `source`; `real` is the browser's."""
+        script = {"source": f"{{ const real = window.fetch; {source} }}"}
+        added = self.browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", script)
+        try:
+            yield
+        finally:
+            self.browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
+
     def complaints(self) -> list[str]:
         """What the browser wrote to its console: script errors, and what the policy forbade."""
         entries: list[Any] = self.browser.get_log("browser")  # type: ignore[no-untyped-call]
@@ -273,8 +285,8 @@ class Console:
 
 
 @contextmanager
-def open_console(profile: Path, bus: ConsoleBus) -> Iterator[Console]:
-    with open_browser(profile, "--hide-scrollbars") as browser:
+def open_console(profile: Path, bus: ConsoleBus, *flags: str) -> Iterator[Console]:
+    with open_browser(profile, "--hide-scrollbars", *flags) as browser:
         browser.set_script_timeout(WAIT_S)
         downloads = {"behavior": "allow", "downloadPath": str(profile / "downloads")}
         browser.execute_cdp_cmd("Browser.setDownloadBehavior", downloads)

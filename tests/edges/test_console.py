@@ -315,6 +315,7 @@ def test_an_administrator_shares_topics_and_makes_narrow_tokens(
         console.click("Share", within="dialog")
         console.sees("orders.*", within="td code")
         console.click("End", within="td")
+        console.click("End it", within="dialog")
         console.until(lambda: "orders.*" not in console.texts("td code"), "it is not shared")
         console.click("New token")
         console.fill("dialog input[name=topics]", "news.*")
@@ -350,7 +351,11 @@ def test_a_pipeline_shows_its_flows_and_what_failed(
         console.open("pipelines")
         console.sees("totals", "1,234", "420 ms", "amount is positive: 2 rows failed", within="td")
         console.sees("orders", "totals", "shop.totals", within=".graph text")
-        console.sees("08:00:00Z ready", within=".log")
+        console.sees("ready", within=".log")
+        [hover] = console.run(
+            "return [...document.querySelectorAll('.log time')].map((one) => one.title)"
+        )
+        assert hover.endswith(" 08:00:00.000 UTC")
         assert "Refresh" not in console.texts("button")
         file.write_text(json.dumps(status | {"state": "stopped"}))
         console.click("Refresh")
@@ -450,32 +455,41 @@ def test_names_are_completed_and_results_and_queries_are_kept(
 
 def test_names_are_completed_when_they_are_here_before_the_editor(console: Console) -> None:
     early = """
-        const real = window.fetch;
         const names = { topics: [{ name: "earliest", columns: [] }], tables: [] };
         window.fetch = (url, ...rest) => String(url).includes("/v1/sql/names")
             ? Promise.resolve(Response.json(names)) : real(url, ...rest);
     """
-    added = console.browser.execute_cdp_cmd(
-        "Page.addScriptToEvaluateOnNewDocument", {"source": early}
-    )
-    try:
+    with console.answering(early):
         console.open("sql")
         console.until(lambda: console.run(EDITOR_IS_READY), "the editor to have the focus")
         console.keys("SELECT * FROM earl")
         console.until(lambda: console.run(OFFERED) == "earliest", "the topic to be offered")
-    finally:
-        console.browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
 
 
 def test_a_filter_is_saved_used_and_forgotten(console: Console) -> None:
     console.open("topic", name="orders", path="$.customer", equals="c-5")
     console.click("Save this filter")
-    console.open("topic", name="orders")
-    name = "path $.customer, equals c-5"
-    console.choose("select[aria-label='Saved filters']", name)
+    console.sees("Name", within="dialog")
+    offered = console.run("return document.querySelector('dialog input').value")
+    assert offered == "path $.customer, equals c-5"
+    console.fill("dialog input", "the fifth customer")
+    console.keys(Keys.ENTER)
+    console.sees("Saved the filter")
+    console.open("topic", name="orders", text="c-6")
+    console.click("Save this filter")
+    console.click("Save", within="dialog")
+    console.choose("select[aria-label='Saved filters']", "the fifth customer")
     console.sees("Searched all", f"{len(range(5, ORDERS, 7))} found")
+    console.click("Rename this filter")
+    console.fill("dialog input", "number five")
+    console.click("Save", within="dialog")
+    names = "select[aria-label='Saved filters'] option"
+    known = ["number five", "text c-6"]
+    console.until(lambda: sorted(console.texts(names))[2:] == known, "its new name")
+    console.click("Forget this filter")
+    console.until(lambda: "number five" not in console.texts(names), "it to be forgotten")
     console.choose("select[aria-label='Saved filters']", "forget")
-    console.until(lambda: name not in str(console.texts("option")), "it to be forgotten")
+    console.until(lambda: console.texts(names) == [], "all to be forgotten")
 
 
 def test_consumers_are_in_one_list_and_each_kind_can_be_ended(

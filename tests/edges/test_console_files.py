@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import re
 import shutil
@@ -65,6 +66,43 @@ def test_no_module_makes_html_of_text_or_names_another_server() -> None:
             assert not re.search("innerHTML|dangerouslySet|insertAdjacent|https?://", text), path
 
 
+def region(text: str, start: int) -> int:
+    """Where the brackets that open at `start` are closed."""
+    depth = 0
+    for at in range(start, len(text)):
+        depth += (text[at] in "({") - (text[at] in ")}")
+        if not depth:
+            return at + 1
+    raise AssertionError(f"not closed: {text[start : start + 80]}")
+
+
+def unguarded(text: str) -> str:
+    """What is in components and hooks, without what shows its own failure."""
+    components = re.split(r"^(?=\S)", text, flags=re.MULTILINE)
+    start = r"(export )?(default )?(function|const) ([A-Z]|use[A-Z])"
+    left = "".join(one for one in components if re.match(f"{start}|export default", one))
+    while found := re.search(r"use(?:Action|Load)(?=\()|act=\$(?=\{)|\btry (?=\{)", left):
+        left = left[: found.start()] + left[region(left, found.end()) :]
+    return left
+
+
+def test_whatever_a_component_asks_of_the_bus_shows_why_it_failed() -> None:
+    """By useAction, useLoad, the dialog that confirms, or a try of its own."""
+    modules = {path: path.read_text() for path in CONSOLE.rglob("*.js") if path.name != "api.js"}
+    modules = {path: text for path, text in modules.items() if path.parent.name != "vendor"}
+    calls = {"get", "post", "put", "patch", "remove", "ask", "download", "logIn", "logInByToken"}
+    for text in modules.values():
+        if "api.js" in text:
+            calls |= set(re.findall(r"^(?:export )?async function (\w+)", text, re.MULTILINE))
+    called = re.compile(
+        rf"(?<![.\w])({'|'.join(calls)})\(|on[A-Z]\w*=\$\{{(?:async|{'|'.join(calls)})\b"
+    )
+    found = {path.name: called.findall(unguarded(text)) for path, text in modules.items()}
+    assert {name: names for name, names in found.items() if names} == {}
+    assert called.search(unguarded("function Button() {\n  const act = () => post(1);\n}\n"))
+    assert not called.search(unguarded("function Button() {\n  useAction(() => post(1));\n}\n"))
+
+
 async def test_the_page_is_asked_for_each_time_and_its_files_are_kept(http: Http) -> None:
     page = await http.client.get("/console/")
     assert page.headers["content-type"].startswith("text/html")
@@ -112,9 +150,19 @@ async def test_a_file_is_sent_compressed_to_those_who_take_it(http: Http) -> Non
 
 
 def test_the_notice_names_every_bundled_package_and_its_licence() -> None:
+    locked = json.loads((ROOT / "vendor" / "package-lock.json").read_text())["packages"]
+    bundled: set[str] = set()
+    waiting = locked[""]["devDependencies"].keys() - {"axe-core", "esbuild"}
+    while waiting:
+        name = waiting.pop()
+        bundled.add(name)
+        waiting |= locked[f"node_modules/{name}"].get("dependencies", {}).keys() - bundled
     notice = (CONSOLE / "vendor" / "NOTICE.txt").read_text()
-    for name in ("preact", "htm", "uplot", "@uwdata/flechette", "@codemirror/view"):
-        assert re.search(rf"^{name} [\d.]+, licence \S+$", notice, re.MULTILINE), name
+    named = re.findall(r"^(\S+) ([\d.]+), licence (\S+)$", notice, re.MULTILINE)
+    packages = {name: locked[f"node_modules/{name}"] for name in bundled}
+    assert sorted(named) == sorted(
+        (name, package["version"], package["license"]) for name, package in packages.items()
+    )
 
 
 @pytest.mark.slow

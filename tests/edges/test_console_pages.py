@@ -51,6 +51,7 @@ VIEWS: dict[str, tuple[str, dict[str, object], str]] = {
 # What opens a window, by view.
 WINDOWS: dict[str, tuple[str, ...]] = {
     "topics": ("Create a topic", "?"),
+    "search": ("Save this filter",),
     "settings of a topic": ("Delete the topic",),
     "groups": ("Forget",),
     "sessions": ("End",),

@@ -20,6 +20,9 @@ export class Problem extends Error {
   }
 }
 
+/** An id for a query. `crypto.randomUUID` is there for https and localhost only. */
+export const newId = () => Array.from(crypto.getRandomValues(new Uint8Array(16)), (one) => one.toString(16).padStart(2, "0")).join("");
+
 /** A path of which the names are encoded: path`/v1/topics/${name}`. */
 export function path(parts, ...names) {
   return parts.reduce((whole, part, index) => whole + encodeURIComponent(names[index - 1]) + part);

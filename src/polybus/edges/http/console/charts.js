@@ -1,7 +1,7 @@
 // Charts over time, each with its table for those who cannot see it.
 import { html, useEffect, useRef } from "./vendor/preact.js";
 import uPlot from "./vendor/uplot.js";
-import { TableBelow } from "./components.js";
+import { TableBelow, Time } from "./components.js";
 import * as format from "./format.js";
 
 const TABLE_ROWS_MAX = 30;
@@ -34,7 +34,7 @@ function clock(at, range_s) {
   return time.slice(0, range_s < 600 ? 8 : 5);
 }
 
-function options(width, { series, write, least_s }) {
+function options(width, { series, write, least_s, least }) {
   const line = resolved("var(--line)");
   const dim = resolved("var(--dim)");
   const font = `11px ${colour("--font") || "sans-serif"}`;
@@ -45,7 +45,7 @@ function options(width, { series, write, least_s }) {
     legend: { show: false },
     cursor: { y: false, points: { size: 6 } },
     padding: [8, 8, 0, 0],
-    scales: { x: { range: (_, low, high) => (high === null ? [null, null] : [Math.min(low, high - least_s), high]) }, y: { range: (_, low, high) => [0, Math.max(1, high * 1.1)] } },
+    scales: { x: { range: (_, low, high) => (high === null ? [null, null] : [Math.min(low, high - least_s), high]) }, y: { range: (_, low, high) => [Math.min(0, low * 1.1), Math.max(least, high * 1.1) || 1] } },
     axes: [
       { ...axis, grid: { show: false }, space: 80, size: 30, values: (_, ticks) => ticks.map((at) => clock(at, ticks.at(-1) - ticks[0])) },
       { ...axis, size: 62, space: 36, values: (_, ticks) => ticks.map(write) },
@@ -57,14 +57,14 @@ function options(width, { series, write, least_s }) {
   };
 }
 
-/** `times` in seconds; a series: {label, name, colour, values}; `write` formats a value with its unit; `least_s`: at least this much time. */
-export function TimeChart({ title, times, series, write, latest, least_s = 1 }) {
+/** `times` in seconds; a series: {label, name, colour, values}; `write` formats a value with its unit; `least_s`: at least this much time; `least`: the axis goes up to it at least. */
+export function TimeChart({ title, times, series, write, latest, least_s = 1, least = 1 }) {
   const box = useRef(null);
   const plot = useRef(null);
   const tip = useRef(null);
   const shape = series.map((one) => one.label).join("\n");
   const shown = useRef(null);
-  shown.current = { times, series, write, least_s };
+  shown.current = { times, series, write, least_s, least };
   useEffect(() => {
     const draw = () => {
       plot.current?.destroy();
@@ -116,6 +116,6 @@ function ChartTable({ title, times, series, write }) {
   return html`<${TableBelow} label=${title}>${() => html`<table>
     <caption class="hidden">${title}</caption>
     <thead><tr><th scope="col">Time</th>${series.map((one) => html`<th scope="col" class="end">${format.safe(one.label)}</th>`)}</tr></thead>
-    <tbody>${indexes().map((index) => html`<tr key=${index}><th scope="row">${format.time(times[index] * 1000, { milliseconds: false })}</th>${series.map((one) => html`<td class="end">${write(one.values[index])}</td>`)}</tr>`)}</tbody>
+    <tbody>${indexes().map((index) => html`<tr key=${index}><th scope="row"><${Time} at=${times[index] * 1000} milliseconds=${false} /></th>${series.map((one) => html`<td class="end">${write(one.values[index])}</td>`)}</tr>`)}</tbody>
   </table>`}<//>`;
 }

@@ -1,6 +1,7 @@
 // The few pieces that every page is made of.
 import { Fragment, html, signal, useEffect, useLayoutEffect, useRef, useState } from "./vendor/preact.js";
 import * as format from "./format.js";
+import { useAction } from "./hooks.js";
 import { change, href, route } from "./router.js";
 
 /** A page: its title, what can be done, and its content. */
@@ -78,14 +79,32 @@ export function Loaded({ of, children, empty }) {
 
 export const Waiting = ({ text = "Loading" }) => html`<p class="waiting" role="status">${text}<span class="dots" aria-hidden="true"></span></p>`;
 
-export function Copy({ text, label = "Copy" }) {
-  const [done, setDone] = useState(false);
-  const copy = async () => {
+/** Browsers give the clipboard to pages of https and localhost only; others copy what is selected. */
+async function toClipboard(text, box) {
+  try {
     await navigator.clipboard.writeText(text);
+  } catch {
+    const field = document.createElement("textarea");
+    field.value = text;
+    // In the same window: a modal one lets nothing outside be selected.
+    box.append(field);
+    field.select();
+    const isCopied = document.execCommand("copy");
+    field.remove();
+    if (!isCopied) throw new Error("the browser does not let this page copy");
+  }
+}
+
+export function Copy({ text, label = "Copy" }) {
+  const box = useRef(null);
+  const [done, setDone] = useState(false);
+  const copy = useAction(async () => {
+    await toClipboard(text, box.current);
     setDone(true);
     setTimeout(() => setDone(false), 1500);
-  };
-  return html`<button type="button" class="quiet" onClick=${copy}>${done ? "Copied" : label}</button>`;
+  });
+  return html`<span class="bar" ref=${box}><button type="button" class="quiet" onClick=${copy.run}>${done ? "Copied" : label}</button>
+    ${copy.error && html`<${Field} label="The browser does not let this page copy. Copy it from here:"><input readonly value=${text} onFocus=${(event) => event.target.select()} /><//>`}</span>`;
 }
 
 /** Links that switch a part of the page; which one is in the address. */
@@ -208,22 +227,16 @@ export function Dialog({ title, close, children, wide = false }) {
 /** Ask before what cannot be undone; `word` must be typed first if it is given. */
 export function Confirm({ title, text, word, act, does, close }) {
   const [typed, setTyped] = useState("");
-  const [error, setError] = useState(null);
-  const submit = async (event) => {
-    event.preventDefault();
-    try {
-      await act();
-      close();
-    } catch (problem) {
-      setError(problem);
-    }
-  };
+  const confirmed = useAction(async () => {
+    await act();
+    close();
+  });
   return html`<${Dialog} title=${title} close=${close}>
-    <form class="stack" onSubmit=${submit}>
+    <form class="stack" onSubmit=${(event) => (event.preventDefault(), confirmed.run())}>
       <p>${text}</p>
       ${word && html`<${Field} label=${html`Type <${Name}>${word}<//> to confirm`}><input value=${typed} onInput=${(event) => setTyped(event.target.value)} autocomplete="off" autofocus /><//>`}
-      <${Failure} error=${error} />
-      <div class="actions"><button type="button" onClick=${close}>Cancel</button><button class="danger" disabled=${Boolean(word) && typed !== word}>${does}</button></div>
+      <${Failure} error=${confirmed.error} />
+      <div class="actions"><button type="button" onClick=${close}>Cancel</button><button class="danger" disabled=${confirmed.running || (Boolean(word) && typed !== word)}>${does}</button></div>
     </form>
   <//>`;
 }
@@ -231,14 +244,21 @@ export function Confirm({ title, text, word, act, does, close }) {
 export const Field = ({ label, hint, children }) =>
   html`<label class="field"><span class="field-label">${label}</span>${children}${hint && html`<span class="hint">${hint}</span>`}</label>`;
 
-/** Short notes about what was done; they go by themselves. */
+/** Short notes about what was done, or failed; they go by themselves. */
 const notes = signal([]);
 let note_id = 0;
 
-export function say(text) {
+export function say(text, tone) {
   const id = note_id++;
-  notes.value = [...notes.value.slice(-2), { id, text }];
+  notes.value = [...notes.value.slice(-2), { id, text, tone }];
   setTimeout(() => (notes.value = notes.value.filter((one) => one.id !== id)), 5000);
 }
 
-export const Notes = () => html`<div class="notes" role="status" aria-live="polite">${notes.value.map(({ id, text }) => html`<p key=${id}>${text}</p>`)}</div>`;
+/** What no part of the page has caught is not lost: it is noted. */
+export function noteFailures() {
+  addEventListener("unhandledrejection", ({ reason }) => {
+    if (reason?.name !== "AbortError") say(sentence(format.safe(reason?.message ?? String(reason))), "bad");
+  });
+}
+
+export const Notes = () => html`<div class="notes" role="status" aria-live="polite">${notes.value.map(({ id, text, tone }) => html`<p key=${id} data-tone=${tone}>${text}</p>`)}</div>`;

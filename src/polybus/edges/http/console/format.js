@@ -9,6 +9,11 @@ export function count(value) {
   return value === null || value === undefined ? "–" : whole.format(value);
 }
 
+const exact = new Intl.NumberFormat(undefined, { maximumFractionDigits: 3, maximumSignificantDigits: 3, roundingPriority: "morePrecision" });
+
+/** Any number: small ones keep three digits, large ones three decimals. */
+export const number = (value) => (value === null || value === undefined ? "–" : exact.format(value));
+
 /** A large count in few characters: 1.2 M. */
 export function short(value) {
   if (value === null || value === undefined) return "–";
@@ -47,6 +52,9 @@ export function span(seconds) {
   const rest = next ? Math.floor((seconds % size) / next[1]) : 0;
   return rest ? `${most} ${unit} ${rest} ${next[0]}` : `${most} ${unit}`;
 }
+
+/** A number of messages in few characters, with its unit. */
+export const messages = (value) => (value === null || value === undefined ? "–" : `${short(value)} ${value === 1 ? "message" : "messages"}`);
 
 export const plural = (value, word, many = `${word}s`) => `${count(value)} ${value === 1 ? word : many}`;
 
@@ -98,10 +106,10 @@ export const safe = (text) => String(text ?? "").replace(STRANGE, visible);
 /** The same, with its lines and tabs. */
 export const safeLines = (text) => String(text ?? "").replace(STRANGE_BUT_BREAKS, visible);
 
-/** What a message holds, on one line. */
 /** A query for the rows of a topic or table. */
 export const selectFrom = (name) => `SELECT *\nFROM "${name.replaceAll('"', '""')}"\nLIMIT 100`;
 
+/** What a message holds, on one line. */
 export function preview(message, characters_max = 300) {
   const text = textOf(message);
   return safe(text.length > characters_max ? `${text.slice(0, characters_max)}…` : text);

@@ -1,9 +1,9 @@
 // Everybody who reads, in one list and by kind: groups and Spark flows, sessions, connections.
-import { html, useMemo, useState } from "../vendor/preact.js";
+import { Fragment, html, useMemo, useState } from "../vendor/preact.js";
 import { get, path, post, remove } from "../api.js";
-import { Badge, Card, chosenTab, Confirm, Empty, Loaded, Name, Page, Protocol, say, Search, Table, Tabs, TopicLink } from "../components.js";
+import { Badge, Card, chosenTab, Confirm, Empty, Failure, Loaded, Name, Page, Protocol, say, Search, Table, Tabs, TopicLink } from "../components.js";
 import * as format from "../format.js";
-import { useLive, useLoad } from "../hooks.js";
+import { useAction, useLive, useLoad } from "../hooks.js";
 import { route } from "../router.js";
 
 const ERROR_MAX = 300;
@@ -53,19 +53,20 @@ const ENDINGS = {
     text: `The connection of ${format.safe(one.peer)} is closed. Its program may connect again.` }),
 };
 
-/** The dialog that ends one, and the buttons of a row. */
+/** The dialog that ends one, with what failed, and the buttons of a row. */
 function useActions(reload) {
   const [ending, setEnding] = useState(null);
-  const redeliver = async (one) => {
+  const redeliver = useAction(async (one) => {
     await post(path`/v1/session/${one.id}/redeliver`);
     say("Everything unconfirmed comes again when the client connects");
     reload();
-  };
+  });
   const buttons = (kind, one) => html`<span class="bar">
-    ${kind === "session" && html`<button type="button" class="quiet" onClick=${() => redeliver(one)}>Redeliver</button>`}
+    ${kind === "session" && html`<button type="button" class="quiet" disabled=${redeliver.running} onClick=${() => redeliver.run(one)}>Redeliver</button>`}
     <button type="button" class="quiet" onClick=${() => setEnding(ENDINGS[kind](one))}>${ENDINGS[kind](one).act}</button></span>`;
-  const dialog = ending && html`<${Confirm} title=${ending.title} does=${ending.does} text=${ending.text} close=${() => setEnding(null)}
-    act=${async () => { await remove(ending.at); say(ending.done); reload(); }} />`;
+  const dialog = html`<${Fragment}><${Failure} error=${redeliver.error} />
+    ${ending && html`<${Confirm} title=${ending.title} does=${ending.does} text=${ending.text} close=${() => setEnding(null)}
+      act=${async () => { await remove(ending.at); say(ending.done); reload(); }} />`}<//>`;
   return [dialog, buttons];
 }
 
@@ -91,8 +92,8 @@ function Everybody({ rows, reload }) {
     { id: "act", label: "", cell: (one) => buttons(one.kind, one.of) },
   ];
   return html`<div>
-    ${found.length ? html`<${Table} label="All consumers" columns=${columns} rows=${found} keyOf=${(one) => one.id} sortParam="all" />` : html`<${Empty} title=${rows.length ? "Nobody matches" : "Nobody reads this bus yet"}>Subscribe on any protocol: <code>polybus tail TOPIC</code><//>`}
     ${dialog}
+    ${found.length ? html`<${Table} label="All consumers" columns=${columns} rows=${found} keyOf=${(one) => one.id} sortParam="all" />` : html`<${Empty} title=${rows.length ? "Nobody matches" : "Nobody reads this bus yet"}>Subscribe on any protocol: <code>polybus tail TOPIC</code><//>`}
   </div>`;
 }
 
@@ -105,7 +106,7 @@ function Groups({ rows, reload }) {
     { id: "state", label: "State", cell: (one) => html`<${GroupState} group=${one} />` },
     { id: "topics", label: "Reads", wide: true, minor: true, cell: (one) => topicList(one.topics.map((each) => each.topic)) },
     { id: "position", label: "Position", end: true, minor: true, cell: (one) => (one.topics.length === 1 ? format.count(one.topics[0].offset) : html`<span title=${one.topics.map((each) => `${format.safe(each.topic)} ${each.offset}`).join("\n")}>${format.plural(one.topics.length, "topic")}</span>`) },
-    { id: "lag", label: "Lag", end: true, value: (one) => one.lag, cell: (one) => format.count(one.lag) },
+    { id: "lag", label: "Lag", end: true, value: (one) => one.lag, cell: (one) => format.plural(one.lag, "message") },
     { id: "seconds", label: "Behind", end: true, value: (one) => one["lag-s"], cell: (one) => format.span(one["lag-s"]) },
     { id: "rows", label: "Rows", end: true, value: (one) => one["rows-per-s"], cell: (one) => format.perSecond(one["rows-per-s"]) },
     { id: "batch", label: "Batch", end: true, minor: true, value: (one) => one["batch-ms"], cell: (one) => (one["batch-ms"] ? format.span(one["batch-ms"] / 1000) : "–") },
@@ -113,9 +114,9 @@ function Groups({ rows, reload }) {
     { id: "act", label: "", cell: (one) => buttons("group", one) },
   ];
   return html`<div>
+    ${dialog}
     ${found.length ? html`<${Table} label="Groups" columns=${columns} rows=${found} keyOf=${(one) => one.group} />` : html`<${Empty} title=${rows.length ? "No group matches" : "No group reads this bus yet"}>Spark flows and programs that report their position show here. Start a pipeline: <code>polybus up</code><//>`}
     ${errors.length > 0 && html`<div class="padded"><h3>Last errors</h3><dl class="facts">${errors.map((one) => html`<dt key=${one.group}><${Name}>${one.group}<//></dt><dd class=${one.failed ? "bad" : "dim"}>${format.safe(one["last-error"]).slice(0, ERROR_MAX)}</dd>`)}</dl></div>`}
-    ${dialog}
   </div>`;
 }
 
@@ -145,8 +146,8 @@ function Sessions({ rows, reload }) {
     { id: "act", label: "", cell: (one) => buttons("session", one) },
   ];
   return html`<div>
-    ${found.length ? html`<${Table} label="Sessions" columns=${columns} rows=${found} keyOf=${(one) => one.id} sortParam="by" />` : html`<${Empty} title=${rows.length ? "No session matches" : "No sessions"}>A client of msgstream opens one: <code>POST /v1/sessions</code><//>`}
     ${dialog}
+    ${found.length ? html`<${Table} label="Sessions" columns=${columns} rows=${found} keyOf=${(one) => one.id} sortParam="by" />` : html`<${Empty} title=${rows.length ? "No session matches" : "No sessions"}>A client of msgstream opens one: <code>POST /v1/sessions</code><//>`}
   </div>`;
 }
 
@@ -163,7 +164,7 @@ function Connections({ rows, reload }) {
     { id: "act", label: "", cell: (one) => buttons("connection", one) },
   ];
   return html`<div>
-    ${found.length ? html`<${Table} label="Connections" columns=${columns} rows=${found} keyOf=${(one) => one.id} />` : html`<${Empty} title=${rows.length ? "No connection matches" : "No connections"}>Connect on any protocol: <code>polybus tail TOPIC</code><//>`}
     ${dialog}
+    ${found.length ? html`<${Table} label="Connections" columns=${columns} rows=${found} keyOf=${(one) => one.id} />` : html`<${Empty} title=${rows.length ? "No connection matches" : "No connections"}>Connect on any protocol: <code>polybus tail TOPIC</code><//>`}
   </div>`;
 }

@@ -8,15 +8,14 @@ import { change, href, route } from "../router.js";
 import { keyText } from "../topic/rows.js";
 
 export default function DeadLetters() {
-  const { topic, reason, q, from, missed } = route.value.params;
+  const { topic, reason, q, from, missed, redrive } = route.value.params;
   const letters = useLoad((stop) => get("/v1/dead-letters", { topic, reason, text: q, from, limit: 100 }, { signal: stop }), [topic, reason, q, from], { every_s: 10 });
   const replays = useLoad((stop) => get("/v1/replays", {}, { signal: stop }), [], { every_s: 10 });
   const [chosen, setChosen] = useState(new Set());
   const [redriving, setRedriving] = useState(null);
-  const [replay, setReplay] = useState(null);
   const done = (started) => {
     setRedriving(null);
-    setReplay(started.id);
+    change({ redrive: started.id });
     setChosen(new Set());
     replays.reload();
   };
@@ -24,7 +23,7 @@ export default function DeadLetters() {
   return html`<${Page} title="Dead letters" lead="Messages that could not be decoded, processed or delivered. They are kept as they came, and can be sent again."
       actions=${html`<button type="button" disabled=${!chosen.size} onClick=${() => setRedriving({ letters: [...chosen] })}>Redrive ${format.count(chosen.size)} chosen</button>
         <button type="button" class="primary" disabled=${!total} onClick=${() => setRedriving({ topic, reason, text: q })}>Redrive all ${format.count(total)}${q || topic || reason ? " that match" : ""}</button>`}>
-    ${replay && html`<${Progress} id=${replay} done=${() => (letters.reload(), replays.reload())} />`}
+    ${redrive && html`<${Progress} key=${redrive} id=${redrive} done=${() => (letters.reload(), replays.reload())} />`}
     <div class="bar"><${Search} label="Search dead letters" placeholder="Text in the message; or who did not get it" clears=${{ from: "", missed: "" }} />
       ${(topic || reason) && html`<button type="button" onClick=${() => change({ topic: "", reason: "", from: "", missed: "" })}>All topics and reasons</button>`}</div>
     <${Loaded} of=${letters} empty=${(data) => !data.letters.length && !topic && !reason && !q && html`<${Empty} title="No dead letters">The pipeline puts here what it cannot decode or process. It runs with: <code>polybus up</code><//>`}>
@@ -47,7 +46,7 @@ function Reasons({ by }) {
 }
 
 function List({ data, chosen, choose, redrive }) {
-  const { open } = route.value.params;
+  const { open, from } = route.value.params;
   const toggle = (one) => {
     const next = new Set(chosen);
     if (!next.delete(one.id)) next.add(one.id);
@@ -68,7 +67,8 @@ function List({ data, chosen, choose, redrive }) {
   return html`<div class=${opened ? "split opened" : "split"}>
     <${Card} title="Messages" note=${`${format.count(data.total)} wait`} flush actions=${html`<label class="check"><input type="checkbox" checked=${all} onChange=${() => choose(all ? new Set() : new Set(waiting.map((one) => one.id)))} /> Choose all shown</label>`}>
       ${data.letters.length ? html`<${Table} className="messages" label="Dead letters" columns=${columns} rows=${data.letters} keyOf=${(one) => one.id} opened=${open} open=${(one) => change({ open: one.id })} />` : html`<${Empty} title="Nothing matches">Search for less, or choose another topic or reason.<//>`}
-      ${data.next !== null && html`<div class="padded"><button type="button" onClick=${() => change({ from: String(data.next) })}>Older</button></div>`}
+      ${(from || data.next !== null) && html`<div class="padded actions">${from && html`<button type="button" onClick=${() => change({ from: "" })}>Newest</button>`}
+        ${data.next !== null && html`<button type="button" onClick=${() => change({ from: String(data.next) })}>Older</button>`}</div>`}
     <//>
     ${opened && html`<${Letter} letter=${opened} />`}
   </div>`;
@@ -168,9 +168,11 @@ function Progress({ id, done }) {
     setLive(data);
     if (data.state !== "running") done();
   }, [id]);
+  const stop = useAction(() => remove(path`/v1/replays/${id}`));
   const replay = live ?? first.data;
-  if (!replay) return null;
-  return html`<${Card} title="Redrive" note=${replay.state} actions=${replay.state === "running" && html`<button type="button" onClick=${() => remove(path`/v1/replays/${id}`)}>Stop</button>`}>
+  if (!replay) return html`<${Failure} error=${first.error} retry=${first.reload} />`;
+  return html`<${Card} title="Redrive" note=${replay.state} actions=${replay.state === "running" ? html`<button type="button" disabled=${stop.running} onClick=${stop.run}>Stop</button>` : html`<button type="button" class="quiet" aria-label="Close the redrive" onClick=${() => change({ redrive: "" })}>✕</button>`}>
+    <${Failure} error=${stop.error} />
     <progress max=${Math.max(1, replay.messages)} value=${replay.published} aria-label="Published again"></progress>
     <p role="status">${format.count(replay.published)} of ${format.plural(replay.messages, "message")} published again${replay.error ? `: ${format.safe(replay.error)}` : ""}</p>
   <//>`;
@@ -187,5 +189,5 @@ function Replays({ of }) {
     { id: "topics", label: "Topics", wide: true, cell: (one) => Object.keys(one.topics).map(format.safe).join(", ") },
     { id: "messages", label: "Published", end: true, cell: (one) => `${format.count(one.published)} of ${format.count(one.messages)}` },
   ];
-  return html`<${Card} title="Redrives" flush><${Table} label="Redrives" columns=${columns} rows=${of.data.replays} keyOf=${(one) => one.id} sortParam="order" /><//>`;
+  return html`<${Card} title="Redrives" flush><${Table} label="Redrives" columns=${columns} rows=${of.data.replays} keyOf=${(one) => one.id} opened=${route.value.params.redrive} open=${(one) => change({ redrive: one.id })} sortParam="order" /><//>`;
 }

@@ -60,7 +60,7 @@ export function nodeOf(node) {
     topic: "topic",
     subscription: format.plural(node.count ?? 1, "subscription"),
     session: node.count > 1 ? format.plural(node.count, "session") : "session",
-    flow: node.lag === undefined ? "flow" : `group, lag ${format.short(node.lag)}`,
+    flow: node.lag === undefined ? "flow" : `group, lag ${format.messages(node.lag)}`,
     table: "table",
   };
   const links = {

@@ -39,7 +39,7 @@ export default function Overview() {
   return html`<${Page} title="Overview" lead=${lead} actions=${html`<${Switch} label="Charts of the" param="range" choices=${Object.entries(RANGES).map(([id, { text }]) => [id, text])} /><${Switch} label="Traffic in" param="unit" choices=${UNITS} />`}>
     ${info.data && !info.data.healthy && html`<${Failure} error=${{ code: info.data.problem, message: info.data["problem-text"] || "the bus cannot store messages" }} />`}
     <${Notices} sample=${sample} known=${info.data?.problem} />
-    <${Figures} sample=${sample} />
+    <${Figures} sample=${sample} info=${info.data} />
     ${past.error && past.error.status !== 403 && html`<${Failure} error=${past.error} retry=${past.reload} />`}
     ${past.loading && !history && html`<${Waiting} text="Loading the charts" />`}
     ${history && html`<${Traffic} history=${history} />`}
@@ -65,7 +65,18 @@ function Notices({ sample, known }) {
   return alerts.map((one) => html`<p key=${one.code} class="notice" role="alert"><strong>${one.code}</strong> ${format.safe(one.text)}</p>`);
 }
 
-function Figures({ sample }) {
+// Where a problem is looked into, by the beginning of its code.
+const PLACES = { log: ["topics"], consumer: ["consumers"], config: ["settings", { show: "accounts" }] };
+
+/** Whether all is well, or the first thing that is not; `info` is older than the sample. */
+function Health({ info, alerts }) {
+  const [first, ...others] = alerts.length || !info || info.healthy ? alerts : [{ code: info.problem, text: info["problem-text"] }];
+  const to = href(...(PLACES[first?.code.split(/[.-]/)[0]] ?? ["settings"]));
+  if (!first) return html`<${Tile} label="Health" value=${info ? "healthy" : "–"} note=${info ? "nothing is wrong" : ""} to=${to} />`;
+  return html`<${Tile} label="Health" value=${format.plural(1 + others.length, "problem")} note=${`${first.code}: ${format.safe(first.text)}`} to=${to} tone="bad" />`;
+}
+
+function Figures({ sample, info }) {
   const of = sample?.series ?? {};
   const free = of["disk-free-bytes"];
   const lags = Object.entries(sample?.groups ?? {}).sort((one, other) => other[1] - one[1]);
@@ -74,15 +85,16 @@ function Figures({ sample }) {
   const total = of["disk-total-bytes"];
   const low = free < DISK_FREE_LOW * total;
   const behind_s = Math.max(0, ...Object.values(sample?.["group-lag-s"] ?? {}));
-  const worst = lags[0] && lags[0][1] > 0 ? `${behind_s ? `${format.span(behind_s)}, ` : ""}${format.safe(lags[0][0])}` : "everybody is up to date";
+  const worst = lags[0] && lags[0][1] > 0 ? `${behind_s ? `${format.span(behind_s)}, ` : ""}${format.safe(lags[0][0])}` : "nobody is behind";
   return html`<div class="tiles">
+    <${Health} info=${info} alerts=${sample?.alerts ?? []} />
     <${Tile} label="In" value=${format.perSecond(traffic("in.messages"))} note=${format.bytesPerSecond(traffic("in.bytes"))} to=${href("topics", { sort: "-in" })} />
     <${Tile} label="Out" value=${format.perSecond(traffic("out.messages"))} note=${format.bytesPerSecond(traffic("out.bytes"))} to=${href("graph")} />
-    <${Tile} label="Lag" value=${format.short(of.lag)} note=${worst} to=${href("consumers")} tone=${of.lag > 10_000 ? "warn" : undefined} />
+    <${Tile} label="Lag" value=${format.messages(of.lag)} note=${worst} to=${href("consumers")} tone=${of.lag > 10_000 ? "warn" : undefined} />
     <${Tile} label="Connections" value=${format.count(of.connections)} note=${format.plural(of.websockets ?? 0, "WebSocket")} to=${href("consumers", { show: "connections" })} />
     <${Tile} label="Sessions" value=${format.count(of.sessions)} note=${`${format.short(of["session-packs"])} packs wait`} to=${href("consumers", { show: "sessions" })} />
     <${Tile} label="Outboxes" value=${format.bytes(of["outbox-bytes"])} note="waits for slow peers" to=${href("consumers", { show: "connections", sort: "-waiting" })} tone=${of["outbox-bytes"] > 8 << 20 ? "warn" : undefined} />
-    <${Tile} label="fsync" value=${of["fsync-ms"] === undefined ? "–" : format.span(of["fsync-ms"] / 1000)} note=${`${format.bytes(of["pending-bytes"])} not yet written`} to=${href("settings")} />
+    <${Tile} label="fsync" value=${of["fsync-ms"] === undefined ? "–" : format.span(of["fsync-ms"] / 1000)} note=${`${format.bytes(of["pending-bytes"])} to write`} to=${href("settings")} />
     <${Tile} label="Disk free" value=${format.bytes(free)} note=${total ? `of ${format.bytes(total)}` : "where the log is"} to=${href("topics", { sort: "-disk" })} tone=${low ? "bad" : undefined} />
     <${Tile} label="Memory" value=${format.bytes(of["memory-bytes"])} note=${of.cpu === undefined ? "" : `${format.short(of.cpu * 100)} % of a core`} to=${href("settings")} />
     <${Tile} label="Errors" value=${format.perSecond(of.errors)} note=${`${format.perSecond(of.drops)} dropped`} to=${href("dead-letters")} tone=${of.errors > 0 ? "warn" : undefined} />

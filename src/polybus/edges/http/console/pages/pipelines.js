@@ -45,16 +45,12 @@ function Actions({ pipeline, reload }) {
 function useRefresh(pipeline, done) {
   const [table, setTable] = useState("");
   const [reset, setReset] = useState(false);
-  const start = async () => {
-    await post("/v1/pipelines/refresh", { table, reset });
-    say("The driver starts, for one pass into the table");
-    done();
-  };
   const text = html`The flows into <${Name}>${table}<//> run once, over what is new.
     <label class="check"><input type="checkbox" checked=${reset} onChange=${(event) => setReset(event.target.checked)} /> Drop its rows first, and fill it from the start</label>`;
   return {
     ask: pipeline?.actions.includes("refresh") ? setTable : null,
-    shown: table && html`<${Confirm} title="Refresh the table" text=${text} does="Refresh" close=${() => setTable("")} act=${start} />`,
+    shown: table && html`<${Confirm} title="Refresh the table" text=${text} does="Refresh" close=${() => setTable("")}
+      act=${async () => { await post("/v1/pipelines/refresh", { table, reset }); say("The driver starts, for one pass into the table"); done(); }} />`,
   };
 }
 
@@ -66,8 +62,18 @@ function Running({ pipeline, tables, refresh }) {
     ${nodes.length > 0 && html`<${Graph} nodes=${nodes} edges=${edges} label="Flows and tables" />`}
     <${Flows} pipeline=${pipeline} />
     <div class="columns"><${Runs} runs=${pipeline.runs} /><${Tables} of=${tables} refresh=${refresh} /></div>
-    ${pipeline.log.length > 0 && html`<${Card} title="Log of the driver" note="last lines"><pre class="log" tabindex="0">${pipeline.log.map(format.safe).join("\n")}</pre><//>`}
+    ${pipeline.log.length > 0 && html`<${Card} title="Log of the driver" note="last lines"><pre class="log" tabindex="0">${pipeline.log.map(logLine)}</pre><//>`}
   </div>`;
+}
+
+const DAY_MS = 86_400_000;
+
+/** A line begins with a time of day in UTC: the last moment that had it. It is shown as local time. */
+function logLine(text) {
+  const [, clock, rest] = text.match(/^(\d\d:\d\d:\d\dZ)( .*)?$/s) ?? [];
+  if (!clock) return `${format.safe(text)}\n`;
+  const today = Date.parse(`${new Date().toISOString().slice(0, 11)}${clock}`);
+  return html`<${Time} at=${today > Date.now() + DAY_MS / 24 ? today - DAY_MS : today} date="never" milliseconds=${false} />${format.safe(rest ?? "")}${"\n"}`;
 }
 
 /** The flows, what they read and what they write, of the graph of the whole bus. */
@@ -89,8 +95,8 @@ function Flows({ pipeline }) {
     { id: "state", label: "State", value: (one) => one.state, cell: (one) => html`<${Badge} tone=${one.error ? "bad" : TONES[one.state] ?? "plain"}>${format.safe(one.state)}<//>` },
     { id: "rows", label: "Rows", end: true, value: (one) => one.rows, cell: (one) => html`<span title="read since the flow started, or in the view">${format.short(one.rows)}</span>` },
     { id: "ends", label: "Reads and writes", minor: true, cell: (one) => html`<span class="dim">${endsText(one)}</span>` },
-    { id: "rate", label: "Rows a second", end: true, minor: true, value: (one) => one["rows-per-s"], cell: (one) => format.perSecond(one["rows-per-s"]) },
-    { id: "lag", label: "Lag", end: true, value: (one) => one.lag, cell: (one) => format.short(one.lag) },
+    { id: "rate", label: "Rate", end: true, minor: true, value: (one) => one["rows-per-s"], cell: (one) => format.perSecond(one["rows-per-s"]) },
+    { id: "lag", label: "Lag", end: true, value: (one) => one.lag, cell: (one) => format.messages(one.lag) },
     { id: "batch", label: "Batch", end: true, minor: true, value: (one) => one["batch-id"], cell: batchText },
     { id: "note", label: "Note", wide: true, cell: (one) => html`<${FlowNote} flow=${one} />` },
   ];

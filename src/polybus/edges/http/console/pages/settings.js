@@ -81,16 +81,20 @@ function Accounts() {
 }
 
 function Tokens({ accounts, reload }) {
+  const [ending, setEnding] = useState(null);
   const rows = useMemo(() => accounts.flatMap((one) => (one.tokens ?? []).map((token) => ({ ...token, account: one.name }))), [accounts]);
   const columns = [
     { id: "id", label: "Token", cell: (one) => html`<code>${format.safe(one.id)}</code>` },
     { id: "account", label: "Account", cell: (one) => html`<${Name}>${one.account}<//>` },
     { id: "rights", label: "May", wide: true, cell: (one) => `${one.rights?.length ? one.rights.join(", ") : "everything"} on ${one.topics?.length ? one.topics.map(format.safe).join(", ") : "all topics"}` },
     { id: "expires", label: "Ends", end: true, cell: (one) => (one.expires ? html`<${Time} at=${one.expires * 1000} date="always" milliseconds=${false} />` : "never") },
-    { id: "act", label: "", cell: (one) => html`<button type="button" class="quiet" onClick=${async () => { await remove(path`/v1/accounts/${one.account}/tokens/${one.id}`); say("Revoked the token"); reload(); }}>Revoke</button>` },
+    { id: "act", label: "", cell: (one) => html`<button type="button" class="quiet" onClick=${() => setEnding(one)}>Revoke</button>` },
   ];
   if (!rows.length) return null;
-  return html`<${Card} title="Tokens" flush><${Table} label="Tokens" columns=${columns} rows=${rows} keyOf=${(one) => `${one.account} ${one.id}`} /><//>`;
+  return html`<${Card} title="Tokens" flush><${Table} label="Tokens" columns=${columns} rows=${rows} keyOf=${(one) => `${one.account} ${one.id}`} />
+    ${ending && html`<${Confirm} title="Revoke the token" does="Revoke" close=${() => setEnding(null)}
+      text=${html`Programs that use <code>${format.safe(ending.id)}</code> of <${Name}>${ending.account}<//> cannot log in any more, and their connections are closed.`}
+      act=${async () => { await remove(path`/v1/accounts/${ending.account}/tokens/${ending.id}`); say("Revoked the token"); reload(); }} />`}<//>`;
 }
 
 const RIGHTS = ["publish", "subscribe", "administer"];
@@ -103,16 +107,20 @@ const patterns = (text) => text.split(/[\s,]+/).filter(Boolean);
 
 /** What accounts share with others. */
 function Grants({ accounts, reload }) {
+  const [ending, setEnding] = useState(null);
   const rows = useMemo(() => accounts.flatMap((one) => (one.grants ?? []).map((grant) => ({ ...grant, account: one.name }))), [accounts]);
   const columns = [
     { id: "account", label: "Account", cell: (one) => html`<${Name}>${one.account}<//>` },
     { id: "topics", label: "Shares", cell: (one) => html`<code>${format.safe(one.topics)}</code>` },
     { id: "to", label: "With", cell: (one) => html`<${Name}>${one.to}<//>` },
     { id: "rights", label: "Which may", wide: true, cell: (one) => one.rights.join(", ") },
-    { id: "act", label: "", cell: (one) => html`<button type="button" class="quiet" onClick=${async () => { await remove(path`/v1/accounts/${one.account}/grants`, { body: JSON.stringify({ to: one.to, topics: one.topics }), type: "application/json" }); say("It is not shared any more"); reload(); }}>End</button>` },
+    { id: "act", label: "", cell: (one) => html`<button type="button" class="quiet" onClick=${() => setEnding(one)}>End</button>` },
   ];
   if (!rows.length) return null;
-  return html`<${Card} title="Shared topics" flush><${Table} label="Shared topics" columns=${columns} rows=${rows} keyOf=${(one) => `${one.account} ${one.to} ${one.topics}`} sortParam="shared" /><//>`;
+  return html`<${Card} title="Shared topics" flush><${Table} label="Shared topics" columns=${columns} rows=${rows} keyOf=${(one) => `${one.account} ${one.to} ${one.topics}`} sortParam="shared" />
+    ${ending && html`<${Confirm} title="End the sharing" does="End it" close=${() => setEnding(null)}
+      text=${html`<${Name}>${ending.to}<//> loses its rights to <code>${format.safe(ending.topics)}</code> of <${Name}>${ending.account}<//>.`}
+      act=${async () => { await remove(path`/v1/accounts/${ending.account}/grants`, { body: JSON.stringify({ to: ending.to, topics: ending.topics }), type: "application/json" }); say("It is not shared any more"); reload(); }} />`}<//>`;
 }
 
 function Share({ account, close, done }) {

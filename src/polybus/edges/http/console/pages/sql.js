@@ -1,11 +1,11 @@
 // SQL on topics and tables: an editor that completes names, results as a table and a chart.
 import { Fragment, html, useEffect, useMemo, useRef, useState } from "../vendor/preact.js";
-import { ask, get, path, remove, save } from "../api.js";
+import { download, get, newId, path, post, remove } from "../api.js";
 import { TimeChart, seriesColour } from "../charts.js";
 import { Badge, Card, Empty, Failure, Loaded, Name, Page, say, Table, Waiting } from "../components.js";
 import { editor } from "../editor.js";
 import * as format from "../format.js";
-import { useLoad } from "../hooks.js";
+import { useAction, useLoad } from "../hooks.js";
 import { change, route } from "../router.js";
 import { forgetQuery, noteQuery, queryHistory, savedQueries, saveQuery } from "../store.js";
 
@@ -31,29 +31,35 @@ export default function Sql() {
   <//>`;
 }
 
+/** The query that runs, its result or error. After a run the address has `run`: whoever opens it sees the same rows. */
 function useQuery(text) {
-  const [state, setState] = useState({ running: false, error: null, result: null });
+  const [shown, setShown] = useState(null);
   const id = useRef("");
-  const start = async () => {
+  const asking = useAction(async (query) => {
+    id.current = newId();
+    setShown(null);
+    try {
+      setShown({ query, result: await post("/v1/sql", { query, id: id.current, "rows-max": ROWS_MAX }) });
+    } finally {
+      id.current = "";
+    }
+  });
+  const stopping = useAction(() => id.current && remove(path`/v1/sql/${id.current}`));
+  const start = () => {
     const query = text.current.trim();
     if (!query || id.current) return;
-    id.current = crypto.randomUUID();
-    change({ query });
+    change({ query, run: true });
     noteQuery(query);
-    setState({ running: true, error: null, result: null, since: Date.now() });
-    try {
-      const answer = await ask("POST", "/v1/sql", { body: JSON.stringify({ query, id: id.current, "rows-max": ROWS_MAX }), type: "application/json" });
-      const result = await answer.json();
-      setState({ running: false, error: null, result, query });
-    } catch (error) {
-      setState({ running: false, error, result: null });
-    }
-    id.current = "";
+    stopping.clear();
+    asking.run(query);
   };
-  const stop = () => id.current && remove(path`/v1/sql/${id.current}`).catch(() => {});
-  // A query that nobody waits for any more is stopped.
-  useEffect(() => () => void stop(), []);
-  return { ...state, start, stop };
+  useEffect(() => {
+    // A query only reads, with the rights of who opens the address, within the limits of the bus.
+    if (route.peek().params.run && text.current.trim()) asking.run(text.current.trim());
+    // A query that nobody waits for any more is stopped.
+    return () => void stopping.run();
+  }, []);
+  return { ...shown, running: asking.running, error: asking.error, start, stop: stopping.run, stopError: stopping.error };
 }
 
 function Editor({ text, set, names, run }) {
@@ -107,8 +113,10 @@ function Bar({ run, text, choose }) {
 }
 
 function Results({ run }) {
-  if (run.running) return html`<${Card} label="Results"><${Waiting} text="The query runs" /><//>`;
+  if (run.running) return html`<${Card} label="Results"><${Waiting} text="The query runs" /><${Failure} error=${run.stopError} /><//>`;
   if (run.error) return html`<${Failure} error=${run.error} />`;
+  const { query, run: ran } = route.value.params;
+  if (!run.result && query && !ran) return html`<${Empty} title="This query has not run yet">It came with the link. Read it, then press <b>Run</b>.<//>`;
   if (!run.result) return html`<${Empty} title="Ask something">Every topic and table is a table of the same name: <code>SELECT * FROM news LIMIT 100</code><//>`;
   return html`<${Shown} result=${run.result} query=${run.query} />`;
 }
@@ -151,30 +159,26 @@ function chartOf({ columns, rows }) {
   const name = columns.findIndex((one) => !isNumber(one.type));
   if (!numbers.length || rows.length > 50) return null;
   const number = numbers.find((one) => one.index !== name);
-  return { kind: "bars", label: number.name, bars: rows.map((row, index) => ({ label: name < 0 ? String(index + 1) : String(row[name]), value: Number(row[number.index]) })) };
+  return { kind: "bars", label: number.name, bars: rows.map((row, index) => ({ label: name < 0 ? String(index + 1) : String(row[name]), value: row[number.index] === null ? null : Number(row[number.index]) })) };
 }
 
 function Drawn({ chart }) {
-  if (chart.kind === "lines") return html`<${TimeChart} title="Results" times=${chart.times} series=${chart.series} write=${format.short} latest=${false} />`;
-  const most = Math.max(...chart.bars.map((one) => Math.abs(one.value)), 1e-9);
-  return html`<table class="bars"><caption class="hidden">${format.safe(chart.label)}</caption><tbody>${chart.bars.map((one, index) => html`<tr key=${index}><th scope="row">${format.safe(one.label).slice(0, 60)}</th><td class="wide"><div class="bar-fill" style=${{ width: `${(Math.abs(one.value) / most) * 100}%` }}></div></td><td class="end">${format.count(one.value)}</td></tr>`)}</tbody></table>`;
+  if (chart.kind === "lines") return html`<${TimeChart} title="Results" times=${chart.times} series=${chart.series} write=${format.number} latest=${false} least=${0} />`;
+  const values = chart.bars.map((one) => one.value ?? 0);
+  const low = Math.min(0, ...values);
+  const length = Math.max(0, ...values) - low || 1;
+  const place = (value) => ({ marginLeft: `${((Math.min(0, value) - low) / length) * 100}%`, width: `${(Math.abs(value) / length) * 100}%` });
+  return html`<table class="bars"><caption class="hidden">${format.safe(chart.label)}</caption><tbody>${chart.bars.map((one, index) => html`<tr key=${index}><th scope="row">${format.safe(one.label).slice(0, 60)}</th><td class="wide"><div class="bar-fill" data-below=${one.value < 0 || undefined} style=${place(one.value ?? 0)}></div></td><td class="end">${format.number(one.value)}</td></tr>`)}</tbody></table>`;
 }
 
 function Download({ query }) {
-  const [error, setError] = useState(null);
-  const fetched = async (event) => {
+  const fetching = useAction((kind) => download("/v1/sql", { method: "POST", body: JSON.stringify({ query, id: newId(), "rows-max": 100_000 }), type: "application/json", accept: DOWNLOADS[kind] }, `query.${kind}`));
+  const choose = (event) => {
     const kind = event.target.value;
     event.target.value = "";
-    if (!kind) return;
-    try {
-      const answer = await ask("POST", "/v1/sql", { body: JSON.stringify({ query, id: crypto.randomUUID(), "rows-max": 100_000 }), type: "application/json", accept: DOWNLOADS[kind] });
-      save(await answer.blob(), `query.${kind}`);
-      setError(null);
-    } catch (problem) {
-      setError(problem);
-    }
+    if (kind) fetching.run(kind);
   };
-  return html`<select aria-label="Download the results" value="" onChange=${fetched} title=${error?.message}><option value="">${error ? "Download failed" : "Download"}</option>${Object.keys(DOWNLOADS).map((one) => html`<option key=${one} value=${one}>${{ csv: "CSV", jsonl: "JSON lines", parquet: "Parquet", arrow: "Arrow" }[one]}</option>`)}</select>`;
+  return html`<span class="stack"><select aria-label="Download the results" value="" disabled=${fetching.running} onChange=${choose}><option value="">Download</option>${Object.keys(DOWNLOADS).map((one) => html`<option key=${one} value=${one}>${{ csv: "CSV", jsonl: "JSON lines", parquet: "Parquet", arrow: "Arrow" }[one]}</option>`)}</select><${Failure} error=${fetching.error} /></span>`;
 }
 
 function Names({ of, choose }) {

@@ -38,11 +38,11 @@ function Figures({ topic }) {
   const here = (tab) => href("topic", { name: topic.name, tab });
   const age = topic.retention?.["retention-age-s"];
   const stop = Math.max(topic.stop, live?.[2] ?? 0);
-  return html`<div class="tiles narrow">
+  return html`<div class="tiles">
     <${Tile} label="Messages" value=${format.short(stop - topic.start)} note=${`offsets ${format.count(topic.start)} to ${format.count(stop)}`} to=${here()} />
     <${Tile} label="In" value=${format.perSecond(into)} note=${topic["published-on"].map(format.protocol).join(", ") || "nothing since the start"} to=${here("live")} />
     <${Tile} label="Out" value=${format.perSecond(out)} note=${format.plural(topic.subscribers, "subscriber")} to=${here("about")} />
-    <${Tile} label="Lag" value=${format.short(topic.lag)} note=${topic.consumers?.length ? format.plural(topic.consumers.length, "group") : "no groups"} to=${here("about")} />
+    <${Tile} label="Lag" value=${format.messages(topic.lag)} note=${topic.consumers?.length ? format.plural(topic.consumers.length, "group") : "no groups"} to=${here("about")} />
     <${Tile} label="Size" value=${format.bytes(topic["stored-bytes"])} note=${`${format.bytes(topic["history-bytes"])} of history`} to=${here("about")} />
     <${Tile} label="Kept" value=${age ? format.span(age) : "forever"} note=${topic["first-time"] ? `since ${format.time(topic["first-time"], { milliseconds: false })}` : "holds nothing"} to=${here("about")} />
   </div>`;
@@ -59,7 +59,7 @@ function About({ topic, reload }) {
   const columns = [
     { id: "group", label: "Group", wide: true, cell: (one) => html`<a href=${href("consumers", { q: one.group })}><${Name}>${one.group}<//></a>` },
     { id: "offset", label: "Position", end: true, cell: (one) => format.count(one.offset) },
-    { id: "lag", label: "Lag", end: true, cell: (one) => format.count(one.lag) },
+    { id: "lag", label: "Lag", end: true, cell: (one) => format.plural(one.lag, "message") },
   ];
   return html`<div class="columns">
     <${Card} title="Groups that read it" flush>

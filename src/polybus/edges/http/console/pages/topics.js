@@ -73,7 +73,7 @@ const COLUMNS = [
   { id: "disk", label: "Size", end: true, minor: true, value: (one) => one["stored-bytes"], cell: (one) => html`<span title=${`on disk: ${format.bytes(one["history-bytes"])} of history, and newer messages in the journal, estimated`}>${format.bytes(one["stored-bytes"])}</span>` },
   { id: "size", label: "Bytes in", end: true, minor: true, value: (one) => one["bytes-in"], cell: (one) => format.bytes(one["bytes-in"]) },
   { id: "kept", label: "Kept", minor: true, value: (one) => one.retention["retention-age-s"] || Infinity, cell: (one) => keptText(one.retention) },
-  { id: "lag", label: "Lag", end: true, minor: true, value: (one) => one.lag, cell: (one) => (one.lag === null ? html`<span class="dim">–</span>` : format.short(one.lag)) },
+  { id: "lag", label: "Lag", end: true, minor: true, value: (one) => one.lag, cell: (one) => (one.lag === null ? html`<span class="dim">–</span>` : format.messages(one.lag)) },
   { id: "subscribers", label: "Subscribers", end: true, minor: true, value: (one) => one.subscribers, cell: (one) => format.count(one.subscribers) },
   { id: "protocols", label: "Published on", minor: true, cell: (one) => html`<span class="line">${one["published-on"].slice(0, 1).map((name) => html`<${Protocol} key=${name} name=${name} />`)}${one["published-on"].length > 1 ? html`<span class="dim" title=${one["published-on"].map(format.protocol).join(", ")}>+${one["published-on"].length - 1}</span>` : ""}</span>` },
   { id: "last", label: "Last", end: true, minor: true, value: (one) => one["last-time"] ?? "", cell: (one) => html`<${Time} at=${one["last-time"]} milliseconds=${false} />` },

@@ -1,7 +1,7 @@
 // Browse a topic: by offset, by time on the histogram, and by filters. All of it is in the address.
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact.js";
 import { download, get, path } from "../api.js";
-import { Card, Empty, Failure, Field, Protocol, say, Table, Time, Waiting } from "../components.js";
+import { Card, Dialog, Empty, Failure, Field, Protocol, say, Table, Time, Waiting } from "../components.js";
 import * as format from "../format.js";
 import { useAction, useLoad } from "../hooks.js";
 import { onKey } from "../keys.js";
@@ -11,6 +11,8 @@ import { Histogram } from "./histogram.js";
 import { Message } from "./message.js";
 import { FILTERS, filtersOf, keyText, listed, offsetsBetween, readRange, search } from "./rows.js";
 
+// How long a search may take, in seconds.
+const LIMITS = [["10", "10 s"], ["60", "1 min"], ["600", "10 min"], ["none", "no limit"]];
 const ROWS = ["100", "1000", "10000", "100000"];
 
 const isTime = (text) => !Number.isNaN(Date.parse(text));
@@ -48,6 +50,10 @@ function useRows(topic) {
   const filters = filtersOf(params);
   const isSearch = Object.keys(filters).length > 0;
   const limit = Number(ROWS.includes(params.rows) ? params.rows : ROWS[0]);
+  const time_s = params.within === "none" ? Infinity : Number(LIMITS.some(([id]) => id === params.within) ? params.within : 60);
+  // It may be changed while a search runs.
+  const longest_s = useRef(time_s);
+  longest_s.current = time_s;
   const [state, setState] = useState({ shown: null, error: null, running: false });
   const running = useRef(null);
   // New messages do not move what is read; "Newest" and the address do.
@@ -65,9 +71,9 @@ function useRows(topic) {
     const show = (next) => stop.signal.aborted || setState((old) => ({ ...old, ...next }));
     try {
       if (isSearch) {
-        const progress = ({ found, scanned, end: at }) => show({ shown: listed(found), found, scanned, at });
-        show({ shown: listed(before), found: before, scanned: 0 });
-        const next = await search(topic.name, filters, { low, high: from, limit, before }, progress, stop.signal);
+        const progress = ({ found, scanned, took_s, end: at }) => show({ shown: listed(found), found, scanned, took_s, at });
+        show({ shown: listed(before), found: before, scanned: 0, took_s: 0 });
+        const next = await search(topic.name, filters, { low, high: from, limit, before, longest_s: () => longest_s.current }, progress, stop.signal);
         show({ running: false, next });
       } else {
         const shown = await readRange(topic.name, Math.max(low, high - limit), high, stop.signal);
@@ -82,7 +88,7 @@ function useRows(topic) {
     return () => running.current?.abort();
   }, [key]);
   return {
-    ...state, low, high, limit, isSearch,
+    ...state, low, high, limit, time_s, isSearch,
     error: state.error ?? (waits ? range.error : null),
     isNewest: params.before === undefined,
     stop: () => (running.current?.abort(), setState((old) => ({ ...old, running: false, next: old.at ?? null }))),
@@ -126,19 +132,16 @@ function Filters() {
     event.preventDefault();
     change({ ...values(), before: "", message: "" });
   };
-  const save = () => {
-    const name = FILTERS.filter((one) => given[one]).map((one) => `${one} ${given[one]}`).join(", ");
-    saveFilter({ name, filters: given });
-    say("Saved the filter");
-  };
+  const [naming, setNaming] = useState(false);
+  const saved = savedFilters.value.find((one) => isSame(one.filters, given));
   const input = (name, label, hint, placeholder) => html`<${Field} label=${label} hint=${hint}><input name=${name} defaultValue=${params[name] ?? ""} placeholder=${placeholder} autocomplete="off" spellcheck="false" /><//>`;
   return html`<form ref=${form} class="stack" onSubmit=${submit} role="search">
     <div class="bar">
       <input class="search grow" name="text" type="search" data-search aria-label="Text in the message, its key or a header" placeholder="Search messages" defaultValue=${params.text ?? ""} autocomplete="off" spellcheck="false" />
       <button class="primary">Search</button>
       <button type="button" aria-expanded=${more} onClick=${() => setMore(!more)}>More filters</button>
-      ${Object.keys(given).length > 0 && html`<button type="button" onClick=${save}>Save this filter</button><button type="button" class="quiet" onClick=${() => change(Object.fromEntries(FILTERS.map((name) => [name, ""])))}>Clear</button>`}
-      ${savedFilters.value.length > 0 && html`<${Saved} />`}
+      ${Object.keys(given).length > 0 && html`<button type="button" onClick=${() => setNaming(true)}>${saved ? "Rename this filter" : "Save this filter"}</button>${saved && html`<button type="button" onClick=${() => forgetFilter(saved.name)}>Forget this filter</button>`}<button type="button" class="quiet" onClick=${() => change(Object.fromEntries(FILTERS.map((name) => [name, ""])))}>Clear</button>`}
+      ${savedFilters.value.length > 0 && html`<${Saved} current=${saved} />`}
     </div>
     ${more && html`<div class="columns">
       ${input("header", "Header", "A name, or name:value", "source:demo")}
@@ -146,16 +149,36 @@ function Filters() {
       ${input("equals", "… equals", "Compared as text", "c-042")}
       ${input("sql", "SQL condition", "Columns offset, timestamp, key, value, headers, protocol, sender; text(value), json(value)", "length(value) > 1000")}
     </div>`}
+    ${naming && html`<${NameFilter} filters=${given} before=${saved} close=${() => setNaming(false)} />`}
   </form>`;
 }
 
-function Saved() {
+const isSame = (one, other) => FILTERS.every((name) => one[name] === other[name]);
+
+/** A filter has one name: the new one replaces the one before. */
+function NameFilter({ filters, before, close }) {
+  const name = useRef(null);
+  const described = FILTERS.filter((one) => filters[one]).map((one) => `${one} ${filters[one]}`).join(", ");
+  const save = () => {
+    if (before) forgetFilter(before.name);
+    saveFilter({ name: name.current.value.trim() || described, filters });
+    say("Saved the filter");
+    close();
+  };
+  const keyed = (event) => event.key === "Enter" && (event.preventDefault(), save());
+  return html`<${Dialog} title="Save the filter" close=${close}><div class="stack">
+    <${Field} label="Name" hint="It is kept in this browser"><input ref=${name} defaultValue=${before?.name ?? described} onKeyDown=${keyed} autocomplete="off" autofocus /><//>
+    <div class="actions"><button type="button" onClick=${close}>Cancel</button><button type="button" class="primary" onClick=${save}>Save</button></div>
+  </div><//>`;
+}
+
+function Saved({ current }) {
   const choose = (event) => {
     const chosen = savedFilters.value.find((one) => one.name === event.target.value);
     if (event.target.value === "forget") savedFilters.value.forEach((one) => forgetFilter(one.name));
     else if (chosen) change({ ...Object.fromEntries(FILTERS.map((name) => [name, ""])), ...chosen.filters, before: "" });
   };
-  return html`<select aria-label="Saved filters" value="" onChange=${choose}><option value="">Saved filters</option>
+  return html`<select aria-label="Saved filters" value=${current?.name ?? ""} onChange=${choose}><option value="">Saved filters</option>
     ${savedFilters.value.map((one) => html`<option key=${one.name} value=${one.name}>${format.safe(one.name)}</option>`)}<option value="forget">Forget them all</option></select>`;
 }
 
@@ -169,6 +192,7 @@ function Bar({ topic, rows }) {
   return html`<div class="card-head bar padded">
     <form class="bar" onSubmit=${jump}><label class="check">Offset <input class="offset" name="offset" type="number" min=${topic.start} max=${topic.stop} defaultValue=${params.before ? Number(params.before) - 1 : ""} required /></label><button>Go</button></form>
     <label class="check">Rows <select value=${String(rows.limit)} onChange=${(event) => change({ rows: event.target.value === "100" ? "" : event.target.value })}>${ROWS.map((one) => html`<option key=${one} value=${one}>${format.count(Number(one))}</option>`)}</select></label>
+    ${rows.isSearch && html`<label class="check">Search at most <select value=${rows.time_s === Infinity ? "none" : String(rows.time_s)} onChange=${(event) => change({ within: event.target.value === "60" ? "" : event.target.value })}>${LIMITS.map(([id, text]) => html`<option key=${id} value=${id}>${text}</option>`)}</select></label>`}
     ${!rows.isSearch && html`<div class="bar">
       <button type="button" onClick=${rows.newest}>Newest</button>
       <button type="button" disabled=${rows.isNewest} onClick=${() => change({ before: String(rows.high + rows.limit), message: "" })}>Newer</button>
@@ -191,9 +215,9 @@ function Export({ topic, rows }) {
     event.target.value = "";
     if (kind) run.run(kind);
   };
-  return html`<select aria-label="Export what is shown" disabled=${run.running || !count} onChange=${choose} title=${run.error?.message}>
-    <option value="">${run.running ? "Exporting" : run.error ? "Export failed" : "Export"}</option><option value="csv">CSV</option><option value="jsonl">JSON lines</option><option value="parquet">Parquet</option>
-  </select>`;
+  return html`<span class="stack"><select aria-label="Export what is shown" disabled=${run.running || !count} onChange=${choose}>
+    <option value="">${run.running ? "Exporting" : "Export"}</option><option value="csv">CSV</option><option value="jsonl">JSON lines</option><option value="parquet">Parquet</option>
+  </select><${Failure} error=${run.error} /></span>`;
 }
 
 function Rows({ topic, rows, opened }) {
@@ -202,7 +226,7 @@ function Rows({ topic, rows, opened }) {
   const total = Math.max(1, rows.high - rows.low);
   const progress = rows.isSearch && html`<div class="padded stack" role="status">
     ${rows.running && html`<progress max=${total} value=${rows.scanned ?? 0} aria-label="Searched"></progress>`}
-    <div class="bar"><span class="dim">${rows.running ? "Searching" : rows.next ? "Stopped" : "Searched all"}: ${format.count(rows.scanned ?? 0)} of ${format.plural(total, "message")} seen, ${format.count(indexes.length)} found</span>
+    <div class="bar"><span class="dim">${rows.running ? "Searching" : rows.next ? "Stopped" : "Searched all"}: ${format.count(rows.scanned ?? 0)} of ${format.plural(total, "message")} seen, ${format.count(indexes.length)} found, ${format.span(Math.round(rows.took_s ?? 0))}${rows.time_s === Infinity ? "" : ` of at most ${format.span(rows.time_s)}`}</span>
       ${rows.running ? html`<button type="button" onClick=${rows.stop}>Stop</button>` : rows.next && html`<button type="button" onClick=${rows.more}>Search on</button>`}</div>
   </div>`;
   if (rows.error) return html`<${Failure} error=${rows.error} retry=${rows.retry} />`;

@@ -1,6 +1,6 @@
 // Messages over time as bars; dragging over them, or two fields, choose a range of time.
 import { html, useRef, useState } from "../vendor/preact.js";
-import { TableBelow } from "../components.js";
+import { TableBelow, Time } from "../components.js";
 import * as format from "../format.js";
 
 /** `picked` and what `pick` gets: [from, to] in ISO times, or null. */
@@ -40,7 +40,7 @@ export function Histogram({ data, picked, pick }) {
     <${TimeFields} key=${`${picked} ${data.from} ${data.to}`} from=${picked?.[0] ?? data.from} to=${picked?.[1] ?? data.to} pick=${pick} />
     <${TableBelow} label="Messages over time">${() => html`<table>
       <thead><tr><th scope="col">From</th><th scope="col" class="end">Messages</th></tr></thead>
-      <tbody>${counts.map((one, index) => one > 0 && html`<tr key=${index}><th scope="row">${format.time(start + (index * length) / counts.length, { milliseconds: false })}</th><td class="end">${format.count(one)}</td></tr>`)}</tbody>
+      <tbody>${counts.map((one, index) => one > 0 && html`<tr key=${index}><th scope="row"><${Time} at=${start + (index * length) / counts.length} milliseconds=${false} /></th><td class="end">${format.count(one)}</td></tr>`)}</tbody>
     </table>`}<//>
   </div>`;
 }

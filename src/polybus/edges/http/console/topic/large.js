@@ -11,7 +11,7 @@ export function Large({ topic, message }) {
   const { reference } = message;
   const [sent, setSent] = useState(null);
   const publish = useAction(async () => {
-    const offset = await again(topic.name, message);
+    const offset = await sendAgain(topic.name, message);
     setSent(offset);
     say(`Published at offset ${format.count(offset)}`);
   });
@@ -23,7 +23,7 @@ export function Large({ topic, message }) {
   </div>`;
 }
 
-async function again(topic, { reference, key, headers }) {
+async function sendAgain(topic, { reference, key, headers }) {
   const payload = await (await ask("GET", path`/v1/blobs/${reference.id}`)).blob();
   const isBare = key === null && !Object.keys(headers).length;
   const answer = isBare ? await put(topic, payload, reference) : await post(topic, payload, { key, headers });

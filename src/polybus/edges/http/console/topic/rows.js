@@ -58,21 +58,23 @@ function rowOf(columns, index) {
 }
 
 /**
- * Search backwards from `high`, step by step. `progress` gets what was found so far.
+ * Search backwards from `high`, step by step, for `longest_s()` at most. `progress` gets what was found so far.
  * Returns where to search on, or null if everything was seen.
  */
-export async function search(topic, filters, { low, high, limit, before = [] }, progress, stop) {
+export async function search(topic, filters, { low, high, limit, longest_s, before = [] }, progress, stop) {
   const found = [...before];
   let end = high;
   let scanned = 0;
-  while (end !== null && end > low && found.length - before.length < limit) {
+  const began_ms = performance.now();
+  const took_s = () => (performance.now() - began_ms) / 1000;
+  while (end !== null && end > low && found.length - before.length < limit && took_s() < longest_s()) {
     const missing = limit - (found.length - before.length);
-    const query = { ...filters, "from-offset": low, stop: end, newest: true, limit: Math.min(SEARCH_ROWS_MAX, missing), "time-s": SEARCH_STEP_S };
+    const query = { ...filters, "from-offset": low, stop: end, newest: true, limit: Math.min(SEARCH_ROWS_MAX, missing), "time-s": Math.max(0.05, Math.min(SEARCH_STEP_S, longest_s() - took_s())) };
     const step = await get(path`/v1/topics/${topic}/search`, query, { signal: stop });
     found.push(...step.messages.sort((one, other) => other.offset - one.offset));
     scanned += step.scanned;
     end = step.next;
-    progress({ found: [...found], scanned, end });
+    progress({ found: [...found], scanned, took_s: took_s(), end });
   }
   return end !== null && end > low ? end : null;
 }

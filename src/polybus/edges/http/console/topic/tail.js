@@ -39,6 +39,7 @@ export function Tail({ topic }) {
         <span class="end bar" role="status"><span>${format.perSecond(state.rate)}</span><span class="dim">${format.plural(state.seen, "message")} seen</span>
           ${state.skipped > 0 && html`<${Badge} tone="warn">${format.count(state.skipped)} skipped<//>`}${state.held > 0 && html`<${Badge} tone="accent">${format.count(state.held)} since the pause<//>`}</span>
       </div>
+      ${params.text && state.skipped > 0 && html`<p class="notice">More comes than is shown. The text is looked for in what is shown alone: messages that were skipped may have it. Browse the topic to search in all.</p>`}
       <${Failure} error=${error} />
       ${state.rows.length ? html`<${Table} className="messages" label="Live messages" columns=${COLUMNS} rows=${state.rows} keyOf=${(one) => one.offset} opened=${opened} open=${(one) => change({ message: String(one.offset) })} />`
         : html`<${Empty} title="Waiting for messages">They show here as they are published, on any protocol. <button type="button" class="quiet" onClick=${() => go("topic", { name: topic.name, tab: "publish" })}>Publish one</button><//>`}
