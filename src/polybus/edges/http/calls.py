@@ -64,6 +64,7 @@ STATUSES = {
     "pipeline.running": 409,
     "pipeline.not-running": 409,
     "pipeline.unreachable": 503,
+    "letter.unknown": 404,
     "replay.unknown": 404,
     "replay.running": 409,
     "sql.unknown": 404,

@@ -227,6 +227,7 @@ _ALL = (
         body=SignUp,
     ),
     Operation("GET", CONNECTIONS, peers.list_connections, fails=[400]),
+    Operation("GET", CONNECTION, peers.show_connection, fails=[404]),
     Operation(
         "DELETE",
         CONNECTION,
@@ -248,6 +249,13 @@ _ALL = (
     Operation("POST", REDELIVER, peers.redeliver, status=202, fails=[403, 404], right="administer"),
     Operation(
         "GET", "/v1/dead-letters", letters.list_letters, fails=[400, 403, 429], asks="overview"
+    ),
+    Operation(
+        "GET",
+        "/v1/dead-letters/{id}",
+        letters.show_letter,
+        fails=[403, 404, 429],
+        asks="overview",
     ),
     Operation("GET", UNDELIVERED, letters.list_undelivered, fails=[400, 403, 429], asks="overview"),
     Operation(
