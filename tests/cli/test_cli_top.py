@@ -18,7 +18,6 @@ from cli_kit import COMMAND, ServedBus, environment, polybus, serve
 
 from polybus.cli.graph import drawing, lines_of
 from polybus.cli.top.screen import TopFigures, TopView, frame
-from polybus.client.http.blocking import request_json
 
 TIMEOUT_S = 30.0
 
@@ -208,12 +207,3 @@ def test_the_graph_of_a_running_bus_is_shown_and_drawn(bus: ServedBus, tmp_path:
     assert done.returncode == 0, done.stderr
     assert ElementTree.parse(file).getroot().tag.endswith("}svg")
     assert polybus("graph", "--data", str(bus.data)).returncode == 0
-
-
-def test_the_streams_of_the_bus_are_described_beside_its_calls(bus: ServedBus) -> None:
-    found = request_json(bus.url("http"), "GET", "/asyncapi.json")
-    assert found["asyncapi"] == "3.0.0"
-    assert {"goms", "boson-frames", "boson-properties", "http", "live"} <= set(found["channels"])
-    for operation in found["operations"].values():
-        kind, name = operation["channel"]["$ref"].removeprefix("#/").split("/")
-        assert name in found[kind]
