@@ -234,8 +234,10 @@ def test_the_console_has_the_last_lines_that_the_driver_wrote_to_standard_error(
         log = up.until(lambda: ask(up, "")["log"])
         assert log == lines[-50:]
         assert up.interrupt() == 0
+    errors = up.data / "pipeline" / "errors.json"
+    assert errors.stat().st_mode & 0o777 == 0o600
     # Nothing needs the file: damage is not reported, and a backup does not have it.
-    (up.data / "pipeline" / "errors.json").write_text("{")
+    errors.write_text("{")
     data, copy = ("--data", str(up.data)), tmp_path / "copy"
     checked, saved = polybus("verify", *data), polybus("backup", str(copy), *data)
     assert b"errors.json" not in checked.stdout + checked.stderr

@@ -129,13 +129,28 @@ raise SystemExit(1)
                 view = await shown(http)
 
             assert (view["state"], view["actions"]) == ("failed", ["start"])
-            text = "the driver ended before it was ready, with exit code 1: Java is missing"
-            assert view["problems"] == [text] and view["flows"] == []
+            text = "the driver ended before it was ready: Java is missing"
+            assert view["problems"] == [text, "the driver ended with exit code 1"]
+            assert view["flows"] == []
             assert view["log"][0].endswith("Z starting: starting Spark")
             assert view["log"][1:] == ["Java is missing"]
         # Somebody else has started one since.
         write_status(http, state="done", time="2026-01-02T00:00:00+00:00")
         assert (await shown(http))["state"] == "done"
+
+
+async def test_a_start_without_java_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYBUS_JAVA", "/nowhere/java")
+    async with http_bus() as http:
+        await http.client.post("/v1/pipelines/start", headers=admin(http))
+        view = await shown(http)
+        while len(view["problems"]) < 2 or "/nowhere/java" not in "".join(view["log"]):
+            assert view["state"] in ("starting", "failed")
+            view = await shown(http)
+
+        assert view["problems"][0].startswith("spark.no-java: Spark needs Java 17 or newer; found")
+        assert view["problems"][1] == "the driver ended with exit code 1"
+        assert view["actions"] == ["start"]
 
 
 async def test_a_driver_is_starting_until_it_has_written_its_status(

@@ -144,8 +144,12 @@ class PipelineWatch:
             view.state = "failed"
             view.problems = [*view.problems, f"the process {view.pid} has ended unexpectedly"]
         view.runs.reverse()
-        is_ours = ours is not None and ours.pid == view.pid
-        view.log = (list(self._lines) if is_ours else view.log)[-LINES_MAX:]
+        if ours is not None and ours.pid == view.pid:
+            view.log = list(self._lines)
+            if view.state == "failed" and ours.returncode is not None:
+                text = f"the driver ended with exit code {ours.returncode}"
+                view.problems = [*view.problems, text]
+        view.log = view.log[-LINES_MAX:]
         if view.state == "running":
             view.actions = ["stop"]
         elif view.state != "starting" and has_spark():
@@ -158,8 +162,7 @@ class PipelineWatch:
         if ours.returncode is not None:
             view.state = "failed"
             last = f": {self._lines[-1]}" if self._lines else ""
-            text = f"the driver ended before it was ready, with exit code {ours.returncode}{last}"
-            view.problems = [text]
+            view.problems = [f"the driver ended before it was ready{last}"]
 
     def _status(self) -> tuple[PipelineView, DriverStatus]:
         """What the driver has written at last. May block."""
@@ -311,8 +314,9 @@ def errors_path(data: Path) -> Path:
 def write_errors(data: Path, pid: int, lines: list[str]) -> None:
     """Replace errors.json. Raises OSError."""
     path = errors_path(data)
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp")
+    # `polybus up` has the umask of its user, not that of the folder.
+    temporary.touch(mode=path.parent.stat().st_mode & 0o666)
     temporary.write_bytes(msgspec.json.encode(DriverErrors(pid, lines)))
     temporary.rename(path)
 
