@@ -143,6 +143,13 @@ def test_the_images_use_files_that_exist() -> None:
     assert loaded("prometheus.yml")["rule_files"] == ["alerts.yml"]
 
 
+def test_grafana_reports_to_nobody() -> None:
+    settings = loaded("compose.yaml")["services"]["grafana"]["environment"]
+    asks = ("REPORTING_ENABLED", "CHECK_FOR_UPDATES", "CHECK_FOR_PLUGIN_UPDATES")
+    assert [settings[f"GF_ANALYTICS_{one}"] for one in asks] == ["false"] * 3
+    assert settings["GF_NEWS_NEWS_FEED_ENABLED"] == "false"
+
+
 def test_the_package_has_every_file_of_the_source() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     patterns = project["tool"]["setuptools"]["package-data"]["polybus"]

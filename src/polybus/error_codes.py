@@ -154,6 +154,7 @@ sql.table-unknown: the SQL names something that is not a topic or table
 sql.statement: only one statement at a time, and only reads → use SELECT, DESCRIBE, SHOW TABLES
 sql.unreadable: a file that the SQL reads is damaged or missing → polybus verify lists the damage
 sql.engine-missing: DuckDB is not installed → pip install 'polybus[sql]', or use --engine spark
+letter.unknown: there is no such dead letter → list the dead letters
 replay.unknown: there is no such replay of dead letters → list the replays
 replay.running: another replay of dead letters is under way → wait for it, or stop it
 sql.too-slow: the query took longer than allowed → limit it, or raise queries.time-s-max

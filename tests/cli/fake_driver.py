@@ -86,6 +86,9 @@ def main() -> None:
     say(event="progress", flows=[flow | {"rows_per_s": 1.0, "batch_ms": 5, "error": None}])
     for event in behaviour.get("says", []):
         say(**event)
+    for line in behaviour.get("complains", []):
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
     if behaviour.get("socket"):
         serve(flow | {"lag": starts})
         return

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from polybus.cli.common.exits import at_start
 from polybus.cli.status import status
-from polybus.client.http.blocking import request
+from polybus.client.http.blocking import request, request_json
 from polybus.error_codes import CODES
 from polybus.log.topics import storage_error
 
@@ -56,7 +56,7 @@ def test_a_disk_that_is_almost_full_is_a_problem(
 
 
 def tail(bus: ServedBus, *options: str, url: str = "") -> tuple[str, str]:
-    done = polybus("tail", *options, "--from", "earliest", "--url", url or bus.url())
+    done = polybus("tail", "--from", "earliest", *options, "--url", url or bus.url())
     assert done.returncode == 0, done.stderr
     return done.stdout.decode(), done.stderr.decode()
 
@@ -90,9 +90,14 @@ def test_an_unknown_topic_names_near_ones(bus: ServedBus) -> None:
         assert done.returncode == 1 and b"did you mean news?" in done.stderr
 
 
-def test_a_start_in_an_epoch_that_the_topic_never_had_is_told(bus: ServedBus) -> None:
-    done = polybus("tail", "news", "--from", "123:0", "--count", "1", "--url", bus.url())
-    assert done.returncode == 0 and b"news has no epoch 123" in done.stderr
+@pytest.mark.parametrize("scheme", ["boson", "boson+properties", "goms", "http", "ws"])
+def test_a_start_in_an_epoch_that_the_topic_never_had_is_told(bus: ServedBus, scheme: str) -> None:
+    epoch = request_json(bus.url("http"), "GET", "/v1/topics/news")["epoch"]
+    _, said = tail(bus, "news", "--from", "123:0", "--count", "2", url=bus.url(scheme))
+    assert said.startswith(f"polybus: news has no epoch 123 (now {epoch}): it was deleted and")
+    assert said.count("\n") == 1
+    _, said = tail(bus, "news", "--from", f"{epoch}:0", "--count", "2", url=bus.url(scheme))
+    assert said == ""
 
 
 def test_a_port_that_is_taken_says_by_whom_and_what_to_do(bus: ServedBus, tmp_path: Path) -> None:

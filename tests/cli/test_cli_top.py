@@ -18,7 +18,6 @@ from cli_kit import COMMAND, ServedBus, environment, polybus, serve
 
 from polybus.cli.graph import drawing, lines_of
 from polybus.cli.top.screen import TopFigures, TopView, frame
-from polybus.client.http.blocking import request_json
 
 TIMEOUT_S = 30.0
 
@@ -36,10 +35,26 @@ def topic(name: str, rate: float, lag: int | None = None) -> dict[str, Any]:
 
 
 def busy() -> TopFigures:
+    protocols = ("goms", "boson-frames", "boson-properties", "http", "msgstream", "queue")
+    series = {"in.messages": 123_456.0, "in.bytes": 512e6, "out.messages": 1e6, "out.bytes": 9e9}
+    series |= {"connections": 12_345.0, "sessions": 1234.0, "memory-bytes": 123e6, "cpu": 0.25}
+    series |= {f"in.messages.{one}": 100_000.0 + at for at, one in enumerate(protocols)}
+    time = "2026-01-31T12:00:00.000Z"
+    event = {"kind": "connected", "time": time, "protocol": "goms", "peer": "x" * 80}
     return TopFigures(
         topics=[topic(f"t{number:03}", float(number), number) for number in range(100)],
-        consumers=[{"group": "etl", "failed": True, "lag": 7, "rows-per-s": 1.0}],
-        series={"in.messages": 1234.0, "in.bytes": 5e6, "connections": 3.0, "cpu": 0.25},
+        consumers=[
+            {"group": "etl", "failed": True, "lag": 7, "lag-s": 3.25, "rows-per-s": 1.0},
+            *({"group": f"g{at}", "failed": False, "lag": 1, "rows-per-s": 1.0} for at in "abcd"),
+        ],
+        sample={
+            "series": {**series, "fsync-ms": None},
+            "groups": {"etl": 7},
+            "group-lag-s": {"etl": 3.25},
+            "alerts": [{"code": "log.full", "text": "no room\x1b[2J"}],
+        },
+        alerts=[{"timestamp": time, "value": {"text": f"t{at} is quiet"}} for at in range(2)],
+        events=[{"timestamp": time, "value": {"events": [event] * 9}}],
         messages=[{"offset": 4, "protocol": "goms", "value": {"a": "\x1b[2J"}}],
     )
 
@@ -48,11 +63,30 @@ def busy() -> TopFigures:
 def test_the_picture_fits_the_terminal(lines: int) -> None:
     shown = [line.plain for line in frame(busy(), TopView(), lines)]
     assert len(shown) <= lines
-    assert shown[0].startswith("in 1,234/s, 5.0 MB/s")
+    assert shown[0].startswith("in 123,456/s, 512 MB/s")
+    assert "\x1b" not in "".join(shown)
     if lines == 24:
-        assert "t099" in shown[3] and "12,345" in shown[3]
+        assert all(len(line) <= 80 for line in shown if " connected " not in line)
+        assert shown[1].startswith("in and out by protocol: queue 100,005/0 · msgstream 100,004/0")
+        assert shown[3] == "problems: 1 · lag 7 messages, 3.2 s · disk free 0 B"
+        assert shown[4].startswith("! log.full: no room") and shown[5].endswith(" t1 is quiet")
+        assert "t099" in shown[7] and "12,345" in shown[7]
         assert any("more topics" in line for line in shown)
-        assert "consumer etl: lag 7, failed" in shown
+        assert "consumer etl: lag 7 (3.2 s), failed" in shown
+        assert sum(" connected " in line for line in shown) == 3
+        assert shown[-1].startswith("↑↓ choose")
+
+
+def test_the_picture_says_since_when_no_bus_answers() -> None:
+    shown = [line.plain for line in frame(busy(), TopView(lost_at="12:00:01"), 24)]
+    assert shown[0] == "no answer from the bus since 12:00:01, trying again"
+    assert len(shown) == 24 and any("t099" in line for line in shown)
+
+
+def test_a_bus_that_has_said_nothing_yet_is_shown() -> None:
+    shown = [line.plain for line in frame(TopFigures(), TopView(), 24)]
+    assert "in and out by protocol: none yet" in shown
+    assert "healthy · lag 0 messages, 0.0 s · disk free 0 B" in shown
 
 
 def test_keys_sort_choose_open_and_close() -> None:
@@ -66,7 +100,7 @@ def test_keys_sort_choose_open_and_close() -> None:
     for _ in range(4):
         view.press("s", figures)
     assert (view.opened, view.sort) == ("", "name")
-    assert "t000" in frame(figures, view, 24)[3].plain
+    assert "t000" in frame(figures, view, 24)[7].plain
     for _ in range(200):
         view.press("down", figures)
     assert any("▶" in line.plain and "t099" in line.plain for line in frame(figures, view, 24))
@@ -82,25 +116,56 @@ def test_one_picture_is_printed_where_there_is_no_terminal(bus: ServedBus) -> No
     assert refused.returncode == 1 and b"polybus serve" in refused.stderr
 
 
-def test_on_a_terminal_it_runs_until_a_key_ends_it(bus: ServedBus) -> None:
-    ours, theirs = pty.openpty()
-    command = [*COMMAND, "top", "--data", str(bus.data)]
-    size = {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
-    with subprocess.Popen(
-        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment(**size)
-    ) as process:
+class Painted:
+    """`polybus top` on a terminal of 80 by 24."""
+
+    def __init__(self, data: Path) -> None:
+        self.terminal, theirs = pty.openpty()
+        size = environment(TERM="xterm", COLUMNS="80", LINES="24")
+        command = [*COMMAND, "top", "--data", str(data)]
+        self.process = subprocess.Popen(
+            command, stdin=theirs, stdout=theirs, stderr=theirs, env=size
+        )
         os.close(theirs)
-        painted, keys = b"", [(b"sport", b"\n"), (b"no messages", b"q"), (b"hello", b"q")]
-        deadline = time.monotonic() + TIMEOUT_S
+
+    def until(self, *texts: bytes) -> bytes:
+        """Read until one of the texts is painted, and return it."""
+        painted, deadline = b"", time.monotonic() + TIMEOUT_S
+        while time.monotonic() < deadline:
+            painted += os.read(self.terminal, 65536)
+            for text in texts:
+                if text in painted:
+                    return text
+        raise AssertionError(painted)
+
+    def press(self, key: bytes) -> None:
+        os.write(self.terminal, key)
+
+    def end(self) -> int:
+        self.press(b"q")
         with contextlib.suppress(OSError):
-            while time.monotonic() < deadline and (part := os.read(ours, 65536)):
-                painted += part
-                for seen, key in list(keys):
-                    if seen in painted:
-                        os.write(ours, key)
-                        keys.remove((seen, key))
-        os.close(ours)
-        assert process.wait(TIMEOUT_S) == 0
+            while os.read(self.terminal, 65536):
+                pass
+        os.close(self.terminal)
+        return self.process.wait(TIMEOUT_S)
+
+
+def test_on_a_terminal_it_runs_until_a_key_ends_it(bus: ServedBus) -> None:
+    top = Painted(bus.data)
+    top.until(b"sport")
+    top.press(b"\n")
+    top.until(b"no messages", b"hello")
+    assert top.end() == 0
+
+
+def test_a_bus_that_goes_away_is_missed_until_it_is_back(tmp_path: Path) -> None:
+    with serve(tmp_path / "data", "news"):
+        top = Painted(tmp_path / "data")
+        top.until(b"healthy")
+    top.until(b"no answer from the bus since ")
+    with serve(tmp_path / "data", "sport"):
+        top.until(b"sport")
+        assert top.end() == 0
 
 
 NODES: list[dict[str, Any]] = [
@@ -142,12 +207,3 @@ def test_the_graph_of_a_running_bus_is_shown_and_drawn(bus: ServedBus, tmp_path:
     assert done.returncode == 0, done.stderr
     assert ElementTree.parse(file).getroot().tag.endswith("}svg")
     assert polybus("graph", "--data", str(bus.data)).returncode == 0
-
-
-def test_the_streams_of_the_bus_are_described_beside_its_calls(bus: ServedBus) -> None:
-    found = request_json(bus.url("http"), "GET", "/asyncapi.json")
-    assert found["asyncapi"] == "3.0.0"
-    assert {"goms", "boson-frames", "boson-properties", "http", "live"} <= set(found["channels"])
-    for operation in found["operations"].values():
-        kind, name = operation["channel"]["$ref"].removeprefix("#/").split("/")
-        assert name in found[kind]

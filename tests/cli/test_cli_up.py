@@ -225,6 +225,25 @@ def test_a_pipeline_that_was_stopped_stays_so_until_it_is_started(tmp_path: Path
         assert up.interrupt() == 0
 
 
+def test_the_console_has_the_last_lines_that_the_driver_wrote_to_standard_error(
+    tmp_path: Path,
+) -> None:
+    lines = [f"line {number}" for number in range(200)] + ["KeyError: 'a trace'"]
+    with running_up(tmp_path, behaviour={"socket": True, "complains": lines}) as up:
+        up.until_said(r"pipeline: ready after")
+        log = up.until(lambda: ask(up, "")["log"])
+        assert log == lines[-50:]
+        assert up.interrupt() == 0
+    errors = up.data / "pipeline" / "errors.json"
+    assert errors.stat().st_mode & 0o777 == 0o600
+    # Nothing needs the file: damage is not reported, and a backup does not have it.
+    errors.write_text("{")
+    data, copy = ("--data", str(up.data)), tmp_path / "copy"
+    checked, saved = polybus("verify", *data), polybus("backup", str(copy), *data)
+    assert b"errors.json" not in checked.stdout + checked.stderr
+    assert saved.returncode == 0 and not list(copy.rglob("errors.json"))
+
+
 def test_what_the_pipeline_goes_on_without_is_said(tmp_path: Path) -> None:
     says = [
         {"event": "warning", "flow": "standard.decode", "text": "topic 'red' is left out"},

@@ -90,6 +90,8 @@ TABLE: list[tuple[str, dict[str, Any], str]] = [
     ("DELETE /v1/session/{id}", {}, "401 401 404 404 404 403 404"),
     ("POST /v1/session/{id}/redeliver", {}, "401 401 404 404 404 403 404"),
     ("GET /v1/dead-letters", {}, "401 401 403 403 403 403 200"),
+    ("GET /v1/dead-letters/{id}", {}, "401 401 403 403 403 403 404"),
+    ("GET /v1/connections/{id}", {}, "401 401 404 404 404 404 404"),
     ("GET /v1/undelivered", {}, "401 401 403 403 403 403 200"),
     ("POST /v1/undelivered/replay", {"json": {"ranges": [GONE]}}, "401 401 403 403 403 403 416"),
     ("POST /v1/replays", {"json": {"dry-run": True}}, "401 401 403 403 403 403 200"),

@@ -32,11 +32,15 @@ async def test_every_peer_is_listed_and_can_be_ended() -> None:
             assert found["goms"]["subscriptions"] == 1 and found["goms"]["topics"] == ["news"]
             assert found["goms"]["account"] == "default" and found["goms"]["transport"] == "tcp"
             assert found["goms"]["age-s"] >= 0
+            shown = (await http.client.get(f"/v1/connections/{found['goms']['id']}")).json()
+            assert shown | {"age-s": 0} == found["goms"] | {"age-s": 0}
             ended = await http.client.delete(f"/v1/connections/{found['goms']['id']}")
             assert ended.status_code == 204
             assert await goms.read_to_end() == b""
             again = await http.client.delete(f"/v1/connections/{found['goms']['id']}")
             assert (again.status_code, again.json()["code"]) == (404, "connection.unknown")
+            gone = await http.client.get(f"/v1/connections/{found['goms']['id']}")
+            assert (gone.status_code, gone.json()["code"]) == (404, "connection.unknown")
             audit = (await http.client.get("/v1/topics/$audit/messages")).json()["messages"]
             assert audit[-1]["value"]["action"] == "connection-end"
             assert audit[-1]["value"]["target"] == found["goms"]["peer"]
@@ -67,6 +71,8 @@ async def test_an_account_sees_and_ends_its_own_peers_and_sessions_only() -> Non
             assert mine["id"] in [one["id"] for one in all_seen]
             for path in (f"/v1/connections/{mine['id']}", f"/v1/session/{own[0]['id']}"):
                 assert (await other.client.delete(path)).status_code == 404
+                assert (await other.client.get(path)).status_code == 404
+                assert (await shop.client.get(path)).status_code == 200
             assert (await shop.client.delete(f"/v1/connections/{mine['id']}")).status_code == 204
         assert (await admin.client.delete(f"/v1/session/{own[0]['id']}")).status_code == 204
         assert (await shop.client.get("/v1/sessions")).json()["total"] == 0

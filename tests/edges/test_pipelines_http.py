@@ -22,7 +22,7 @@ folder = pathlib.Path(sys.argv[-1]) / "pipeline"
 folder.mkdir(exist_ok=True)
 status = {"state": "running", "time": "now", "pid": os.getpid(), "socket": ""}
 (folder / "status.json").write_text(json.dumps(status))
-print('{"event":"ready"}', flush=True)
+print('{"event":"ready","seconds":1.5,"flows":2}', flush=True)
 print('{"event":"progress"}', flush=True)
 sys.stdin.read()
 """
@@ -104,9 +104,89 @@ async def test_a_driver_is_started_once_and_ends_with_the_bus(
 
         assert started.status_code == 202
         assert (again.status_code, again.json()["code"]) == (409, "pipeline.running")
-        assert view["log"] == ['{"event":"ready"}']
+        (line,) = view["log"]
+        assert line.partition(" ")[2] == "ready: 1.5 s, flows: 2"
     with pytest.raises(ProcessLookupError):
         os.kill(view["pid"], 0)
+
+
+async def test_a_driver_that_ends_before_its_status_has_failed_with_its_last_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dies = """
+print('{"event":"starting","text":"starting Spark"}')
+print("Java is missing", flush=True)
+raise SystemExit(1)
+"""
+    monkeypatch.setattr(pipeline_watch, "COMMAND", (sys.executable, "-c", dies))
+    async with http_bus() as http:
+        write_status(http, state="stopped", pid=0, problems=["of the last run"], flows=[FLOW])
+        for _ in range(2):
+            started = await http.client.post("/v1/pipelines/start", headers=admin(http))
+            assert started.status_code == 202
+            view = await shown(http)
+            while view["state"] == "starting" or len(view["log"]) < 2:
+                view = await shown(http)
+
+            assert (view["state"], view["actions"]) == ("failed", ["start"])
+            text = "the driver ended before it was ready: Java is missing"
+            assert view["problems"] == [text, "the driver ended with exit code 1"]
+            assert view["flows"] == []
+            assert view["log"][0].endswith("Z starting: starting Spark")
+            assert view["log"][1:] == ["Java is missing"]
+        # Somebody else has started one since.
+        write_status(http, state="done", time="2026-01-02T00:00:00+00:00")
+        assert (await shown(http))["state"] == "done"
+
+
+async def test_a_start_without_java_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYBUS_JAVA", "/nowhere/java")
+    async with http_bus() as http:
+        await http.client.post("/v1/pipelines/start", headers=admin(http))
+        view = await shown(http)
+        while len(view["problems"]) < 2 or "/nowhere/java" not in "".join(view["log"]):
+            assert view["state"] in ("starting", "failed")
+            view = await shown(http)
+
+        assert view["problems"][0].startswith("spark.no-java: Spark needs Java 17 or newer; found")
+        assert view["problems"][1] == "the driver ended with exit code 1"
+        assert view["actions"] == ["start"]
+
+
+async def test_a_driver_is_starting_until_it_has_written_its_status(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    slow = f"print('loading', flush=True); open({str(gate)!r}).read()\n{DRIVER}"
+    monkeypatch.setattr(pipeline_watch, "COMMAND", (sys.executable, "-c", slow))
+    async with http_bus() as http:
+        started = await http.client.post("/v1/pipelines/start", headers=admin(http))
+        view = await shown(http)
+        assert (started.status_code, view["state"], view["actions"]) == (202, "starting", [])
+        while not view["log"]:
+            view = await shown(http)
+        again = await http.client.post("/v1/pipelines/start", headers=admin(http))
+
+        assert (view["state"], view["log"], view["problems"]) == ("starting", ["loading"], [])
+        assert (again.status_code, again.json()["code"]) == (409, "pipeline.running")
+        await asyncio.to_thread(gate.write_text, "")
+        while view["state"] != "running":
+            view = await shown(http)
+        assert view["actions"] == ["stop"]
+
+
+async def test_a_driver_of_others_is_starting_while_its_status_says_so() -> None:
+    async with http_bus() as http:
+        write_status(http, state="starting")
+        view = await shown(http)
+        started = await http.client.post("/v1/pipelines/start", headers=admin(http))
+        write_status(http, state="starting", pid=999_999_999)
+        killed = await shown(http)
+
+        assert (view["state"], view["actions"]) == ("starting", [])
+        assert (started.status_code, started.json()["code"]) == (409, "pipeline.running")
+        assert killed["state"] == "failed" and "999999999 has ended" in killed["problems"][0]
 
 
 @pytest.mark.slow

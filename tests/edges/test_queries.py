@@ -119,6 +119,21 @@ async def test_rows_are_downloaded_in_a_form_of_choice(shared: Http, media: str,
     assert answer.headers["content-type"].startswith(media)
     assert "attachment" in answer.headers["content-disposition"]
     assert [str(one) for one in read(answer.content)] == ["1", "2"]
+    assert answer.headers["polybus-truncated"] == "false"
+
+    for rows_max, rows in ((1, ["1"]), (2, ["1", "2"])):
+        cut = await sql(shared, query, headers={"accept": media}, **{"rows-max": rows_max})
+        assert [str(one) for one in read(cut.content)] == rows
+        assert cut.headers["polybus-truncated"] == ("true" if rows_max == 1 else "false")
+
+
+async def test_a_download_that_is_larger_than_the_memory_for_it_is_whole(shared: Http) -> None:
+    query = "SELECT repeat('x', 1000) AS x FROM range(50000)"
+    answer = await sql(shared, query, headers={"accept": "text/csv"}, **{"rows-max": 40_000})
+    assert answer.text == "x\n" + ("x" * 1000 + "\n") * 40_000
+    assert answer.headers["polybus-truncated"] == "true"
+    described = (await shared.client.get("/openapi.json")).json()["paths"]["/v1/sql"]["post"]
+    assert "polybus-truncated" in described["responses"]["200"]["headers"]
 
 
 async def test_a_statement_that_never_ends_is_stopped_and_the_bus_continues(shared: Http) -> None:

@@ -44,6 +44,9 @@ async def test_dead_letters_are_listed_counted_and_published_again_once() -> Non
         [whole] = (await http.client.get("/v1/dead-letters?id=news:1:1&whole=true")).json()[
             "letters"
         ]
+        assert (await http.client.get("/v1/dead-letters/news:1:1")).json() == whole
+        unknown = await http.client.get("/v1/dead-letters/news:1:9")
+        assert (unknown.status_code, unknown.json()["code"]) == (404, "letter.unknown")
         refused = await http.client.get("/v1/dead-letters?whole=true")
         assert (whole["id"], refused.json()["code"]) == ("news:1:1", "http.query")
         planned = await replay(http, **{"dry-run": True})

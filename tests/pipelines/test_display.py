@@ -71,3 +71,12 @@ def test_the_status_of_a_killed_run_is_killed(tmp_path: Path) -> None:
     assert "shop.orders  running    12     3.0  -         310" in shown.stdout
     assert "shop.orders: log.damaged: topic 'red' is left out\n" in shown.stderr
     assert "bad.py:1" in shown.stderr
+
+
+def test_the_status_of_a_run_that_starts_is_starting_until_it_is_killed(tmp_path: Path) -> None:
+    status = ["pipeline", "status", "--data", str(tmp_path)]
+    service.write_status(tmp_path, "starting")
+    assert CliRunner().invoke(main, status).stdout.startswith("starting at 2")
+    written = service.folder(tmp_path) / "status.json"
+    written.write_text(written.read_text().replace(f'"pid":{os.getpid()},', f'"pid":{2**22 - 1},'))
+    assert CliRunner().invoke(main, status).stdout.startswith("killed at 2")

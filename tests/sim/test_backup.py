@@ -240,6 +240,7 @@ async def test_a_backup_has_sessions_the_token_and_topics(tmp_path: Path) -> Non
 async def test_a_name_may_be_that_of_a_file_which_a_backup_leaves_out(tmp_path: Path) -> None:
     data, folder, restored = tmp_path / "data", tmp_path / "backup", tmp_path / "restored"
     topics = {"lock", "run.json", "status.json", "scratch", "_staging", "a.tmp", "topic.json.tmp"}
+    topics.add("errors.json")
     async with run_bus(*topics, data=str(data)):
         pass
     for table in topics:

@@ -203,6 +203,20 @@ def test_tables_of_the_old_format_are_refused_before_spark_starts(tmp_path: Path
     assert f"polybus tables migrate --data {tmp_path}".encode() in done.stdout
 
 
+def test_a_driver_without_java_leaves_a_status_that_says_what_is_missing(tmp_path: Path) -> None:
+    with running_bus(tmp_path, ["t"]) as bus:
+        module = "polybus.spark.pipelines.running.driver"
+        command = [sys.executable, "-m", module, "--data", str(bus.data)]
+        without = environment(POLYBUS_JAVA="/nowhere/java")
+        done = subprocess.run(command, capture_output=True, env=without, check=False)
+        status = service.read_status(bus.data)
+
+        assert done.returncode == 1 and b'"code":"spark.no-java"' in done.stdout
+        assert status is not None and status.state == "failed"
+        assert "Spark needs Java 17" in status.problems[0]
+        assert pipeline_status(bus.data).startswith("failed at 2")
+
+
 def test_a_pipeline_waits_for_its_bus_until_it_is_stopped(tmp_path: Path) -> None:
     events: list[dict[str, Any]] = []
 

@@ -34,6 +34,7 @@ from polybus.log.history import exposed
 from polybus.log.layout import admin_token_path
 from polybus.log.verify.verify import VerifyReport
 from polybus.services.checking import verify
+from polybus.services.pipeline_watch import write_errors
 from polybus.spark.checkpoint import Checkpoint
 from polybus.spark.pipelines.declared import changes, reset, view_flow
 from polybus.spark.pipelines.declared.changes import Fingerprint
@@ -99,6 +100,7 @@ KINDS = (
     Kind("admin.token", HARMS, "one that is damaged is another token, and the start replaces it"),
     Kind("run.json", HARMS, "the next start writes it"),
     Kind("pipeline/status.json", HARMS, "the pipeline writes it every second"),
+    Kind("pipeline/errors.json", HARMS, "polybus up writes it, and only the console shows it"),
     Kind("pipeline/spark.log.*", HARMS, "a text for people"),
     Kind("(pipeline/|pipeline/replay/|history[.])?(lock|queue)", HARMS, "it has no content"),
     Kind("staging/.*", HARMS, "nothing is promised of it; a commit that needs it is refused"),
@@ -156,6 +158,7 @@ def write_pipeline(data: Path) -> None:
     SetAside("w", 3, (AsideRange(("t", 1, 27), ("t", 1, 29), "cannot be processed"),)).save(data)
     note(folder / batches.SETTINGS_FILE, PipelineSettings(pipeline=Pipeline(ids_max=27)))
     note(folder / watch.STATE_FILE, watch.WatchState("query", 3))
+    write_errors(data, 1, ["a line of standard error"])
     note(folder / "replay/part.json", PublishedPart("query", 3, "3.arrows", [("t", 1, 27)]))
     (folder / "replay" / "lock").touch()
     (folder / "spark.log").write_text("a text of Spark")

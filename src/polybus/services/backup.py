@@ -59,7 +59,7 @@ TRIES = 3
 NOTE = "polybus.json"
 IMMUTABLE = (".parquet",)
 # Files of a running process, or being written.
-LEFT_OUT = ("lock", "history.lock", "history.queue", "run.json", "status.json")
+LEFT_OUT = ("lock", "history.lock", "history.queue", "run.json", "status.json", "errors.json")
 LEFT_OUT_ENDS = (".tmp", ".sock", ".writing")
 # Folders of a topic or a table. A topic, a table or a flow may have any of these names itself.
 FOLDERS_LEFT_OUT = ("scratch", "_staging")

@@ -4,10 +4,14 @@ The driver is a process of its own (spark/pipelines/running), which writes statu
 and answers on a socket, which an edge opens. Nothing here imports Spark. A driver that was started
 here ends with the bus; one that `polybus up` or `polybus pipeline run` started is watched and
 stopped likewise. Whoever stops a driver wants it stopped: none of them starts it again.
+
+A driver that was started here may end before it has written a status, and is `starting` until then.
+What one of `polybus up` writes to standard error is in errors.json, which `polybus up` writes.
 """
 
 import asyncio
 import contextlib
+import datetime
 import functools
 import importlib.util
 import os
@@ -21,7 +25,7 @@ import msgspec
 from polybus.errors import UsageError
 from polybus.lake.folders import name_in, table_folders
 from polybus.processes import is_alive
-from polybus.structs import convert
+from polybus.structs import convert, decode
 
 COMMAND = (sys.executable, "-m", "polybus.spark.pipelines.running.driver")
 DRIVER_VARIABLE = "POLYBUS_SPARK_DRIVER"
@@ -29,6 +33,7 @@ DRIVER_VARIABLE = "POLYBUS_SPARK_DRIVER"
 LINES_MAX = 200
 LINE_CHARACTERS_MAX = 1000
 LINE_BYTES_MAX = 1 << 20
+ERROR_LINES_MAX = 50
 STOP_S = 15.0
 POLL_S = 0.1
 
@@ -82,10 +87,10 @@ class PipelineRun(msgspec.Struct):
 
 
 class PipelineView(msgspec.Struct, rename="kebab", kw_only=True):
-    """The pipeline now, or how it ended; `never`: none ran on this folder.
+    """The pipeline now (`starting`, `running`), or how it ended; `never`: none ran on this folder.
 
     `runs` are the last batches, the newest first: of each flow at most one a second. `log` has the
-    last lines of the driver.
+    last lines of the driver. `problems` says why it failed.
     """
 
     state: str = "never"
@@ -109,6 +114,13 @@ class DriverStatus(msgspec.Struct):
     pipelines: str = ""
 
 
+class DriverErrors(msgspec.Struct):
+    """The last lines that the driver of `polybus up` has written to standard error."""
+
+    pid: int
+    lines: list[str]
+
+
 class PipelineWatch:
     """The pipeline of one bus."""
 
@@ -117,24 +129,40 @@ class PipelineWatch:
         self._data = data
         self._lines: deque[str] = deque(maxlen=LINES_MAX)
         self._process: asyncio.subprocess.Process | None = None
+        # Of the status when it was started: it has written none while this is the same.
+        self._status_before = (0, "")
         self._reading: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
 
     async def look(self) -> PipelineView:
         """The pipeline now."""
         view, status = await asyncio.to_thread(self._status)
-        if view.state == "running" and not is_alive(view.pid):
+        ours = self._process
+        if ours is not None and (view.pid, view.time) == self._status_before:
+            self._show_unwritten(view, ours)
+        elif view.state in ("starting", "running") and not is_alive(view.pid):
             view.state = "failed"
             view.problems = [*view.problems, f"the process {view.pid} has ended unexpectedly"]
         view.runs.reverse()
-        view.log = list(self._lines) if self._is_ours(view) else view.log[-LINES_MAX:]
-        view.actions = ["stop"] if view.state == "running" else ["start"] if has_spark() else []
-        if view.actions == ["start"] and status.pipelines:
-            view.actions.append("refresh")
+        if ours is not None and ours.pid == view.pid:
+            view.log = list(self._lines)
+            if view.state == "failed" and ours.returncode is not None:
+                text = f"the driver ended with exit code {ours.returncode}"
+                view.problems = [*view.problems, text]
+        view.log = view.log[-LINES_MAX:]
+        if view.state == "running":
+            view.actions = ["stop"]
+        elif view.state != "starting" and has_spark():
+            view.actions = ["start", "refresh"] if status.pipelines else ["start"]
         return view
 
-    def _is_ours(self, view: PipelineView) -> bool:
-        return self._process is not None and self._process.pid == view.pid
+    def _show_unwritten(self, view: PipelineView, ours: asyncio.subprocess.Process) -> None:
+        """Show a driver that has not written its status; the one that is there is of the last."""
+        view.state, view.pid, view.problems, view.flows = "starting", ours.pid, [], []
+        if ours.returncode is not None:
+            view.state = "failed"
+            last = f": {self._lines[-1]}" if self._lines else ""
+            view.problems = [f"the driver ended before it was ready{last}"]
 
     def _status(self) -> tuple[PipelineView, DriverStatus]:
         """What the driver has written at last. May block."""
@@ -142,10 +170,18 @@ class PipelineWatch:
             found = msgspec.json.decode((self._folder / "status.json").read_bytes())
             found["flows"] = [_kebab(flow) for flow in found.get("flows", [])]
             view = convert(found, PipelineView, strict=False)
+            view.log = [*view.log, *self._errors(view.pid)]
             return view, convert(found, DriverStatus)
         except (OSError, ValueError, AttributeError, TypeError, RecursionError):
             # None, or damaged: JSON of any other shape.
             return PipelineView(), DriverStatus()
+
+    def _errors(self, pid: int) -> list[str]:
+        with contextlib.suppress(OSError, ValueError):
+            found = decode(errors_path(self._data).read_bytes(), DriverErrors)
+            if found.pid == pid:
+                return [line[:LINE_CHARACTERS_MAX] for line in found.lines]
+        return []
 
     # Changing
 
@@ -187,14 +223,16 @@ class PipelineWatch:
 
     async def _start(self, last: DriverStatus, more: list[str]) -> None:
         view = await self.look()
-        if view.state == "running":
-            raise UsageError("pipeline.running", "a pipeline runs on this data folder already")
+        if view.state in ("starting", "running"):
+            text = f"a pipeline is {view.state} on this data folder already"
+            raise UsageError("pipeline.running", text)
         if not has_spark():
             text = "PySpark is not installed where the bus runs: pip install 'polybus[spark]'"
             raise UsageError("spark.no-pyspark", text)
         await self._last_ended(last.pid)
         master = ["--master", last.master] if last.master else []
-        self._process = await asyncio.create_subprocess_exec(
+        view, _ = await asyncio.to_thread(self._status)
+        process = await asyncio.create_subprocess_exec(
             *driver_command(),
             *("--data", str(self._data), *master, *more),
             stdin=asyncio.subprocess.PIPE,
@@ -202,7 +240,9 @@ class PipelineWatch:
             stderr=asyncio.subprocess.STDOUT,
             limit=LINE_BYTES_MAX,
         )
-        self._reading = asyncio.get_running_loop().create_task(self._read(self._process))
+        self._process, self._status_before = process, (view.pid, view.time)
+        self._lines.clear()
+        self._reading = asyncio.get_running_loop().create_task(self._read(process))
 
     async def _last_ended(self, pid: int) -> None:
         """Wait for the last driver: it writes how it ended before Spark and its lock are gone.
@@ -233,7 +273,7 @@ class PipelineWatch:
                 break
             text = line.decode(errors="replace").rstrip()
             if text and '"event":"progress"' not in text:
-                self._lines.append(text[:LINE_CHARACTERS_MAX])
+                self._lines.append(_shown(text)[:LINE_CHARACTERS_MAX])
         await process.wait()
 
     async def close(self) -> None:
@@ -248,6 +288,37 @@ class PipelineWatch:
         except TimeoutError:
             process.kill()
             await process.wait()
+
+
+def event_line(event: dict[str, Any]) -> str:
+    """An event of a driver as a line of text, with the time of now."""
+    now = datetime.datetime.now(datetime.UTC).strftime("%H:%M:%SZ")
+    about = [str(event[one]) for one in ("flow", "pipeline", "text") if event.get(one)]
+    if isinstance(event.get("flows"), int):
+        about.append(f"{event.get('seconds')} s, flows: {event['flows']}")
+    return f"{now} {event['event']}: {' '.join(about)}".removesuffix(": ")
+
+
+def _shown(line: str) -> str:
+    with contextlib.suppress(ValueError, RecursionError):
+        event = msgspec.json.decode(line)
+        if isinstance(event, dict) and "event" in event:
+            return event_line(event)
+    return line
+
+
+def errors_path(data: Path) -> Path:
+    return data / "pipeline" / "errors.json"
+
+
+def write_errors(data: Path, pid: int, lines: list[str]) -> None:
+    """Replace errors.json. Raises OSError."""
+    path = errors_path(data)
+    temporary = path.with_name(f"{path.name}.tmp")
+    # `polybus up` has the umask of its user, not that of the folder.
+    temporary.touch(mode=path.parent.stat().st_mode & 0o666)
+    temporary.write_bytes(msgspec.json.encode(DriverErrors(pid, lines)))
+    temporary.rename(path)
 
 
 def driver_command() -> list[str]:

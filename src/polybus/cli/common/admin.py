@@ -31,7 +31,14 @@ def running(data: Path) -> RunningBus | None:
     return run if is_alive(run.pid) else None
 
 
-def ask(run: RunningBus, method: str, path: str, body: Any = None) -> Any:
+def ask(
+    run: RunningBus,
+    method: str,
+    path: str,
+    body: Any = None,
+    *,
+    timeout_s: float = ANSWER_TIMEOUT_S,
+) -> Any:
     """Make one call of the HTTP API and return its answer.
 
     Raises:
@@ -39,7 +46,7 @@ def ask(run: RunningBus, method: str, path: str, body: Any = None) -> Any:
     """
     url = f"http+unix://{quote(run.admin, safe='')}"
     try:
-        return request_json(url, method, path, body, timeout_s=ANSWER_TIMEOUT_S)
+        return request_json(url, method, path, body, timeout_s=timeout_s)
     except PolybusError as error:
         if error.code not in GONE:
             raise

@@ -5,6 +5,8 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
+from typing import Any
+from urllib.parse import quote
 
 from polybus.client.http.blocking import opened
 from polybus.client.options import parse
@@ -17,13 +19,22 @@ QUOTED = re.compile(r"there is no topic ['\"](.*)['\"]")
 
 def topics_at(url: str) -> list[str]:
     """The topics that one may read. Raises PolybusError, also if HTTP is not spoken there."""
+    return [one["name"] for one in _ask(url, "/v1/topics")["topics"]]
+
+
+def epoch_at(url: str, topic: str) -> int:
+    """The epoch of a topic now. Raises as `topics_at`."""
+    return int(_ask(url, f"/v1/topics/{quote(topic, safe='')}")["epoch"])
+
+
+def _ask(url: str, path: str) -> Any:
     address = parse(url)
     http = f"http{'s' if address.tls else ''}://{address.authority}"
     headers = {"accept": "application/json"}
     if address.credentials is not None:
         headers["authorization"] = address.credentials.authorization
-    with opened(http, "GET", "/v1/topics", headers=headers, timeout_s=ANSWER_TIMEOUT_S) as answer:
-        return [one["name"] for one in json.loads(answer.read())["topics"]]
+    with opened(http, "GET", path, headers=headers, timeout_s=ANSWER_TIMEOUT_S) as answer:
+        return json.loads(answer.read())
 
 
 def expanded(topics: tuple[str, ...], url: str) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from polybus.cli.common.output import echo_json, echo_table
 from polybus.cli.pipeline.display import RunDisplay, expectation_rows, flow_rows, is_failing
 from polybus.client.options import environment_token, read_token
 from polybus.errors import PolybusError, UsageError
+from polybus.processes import is_alive
 
 STOP_TIMEOUT_S = 30.0
 # The small pipeline that `init` writes; it runs on any bus.
@@ -296,8 +297,8 @@ def _last_status(data: Path) -> tuple[str, dict[str, Any]]:
     state = found.pop("state")
     if service.running(data) is not None:
         del found["time"]
-    elif state == "running":  # a run that was killed could not write how it ended
-        state = "killed"
+    elif state == "running" or (state == "starting" and not is_alive(last.pid)):
+        state = "killed"  # it could not write how it ended
     return state, found
 
 

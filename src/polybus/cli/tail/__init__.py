@@ -8,12 +8,13 @@ from collections.abc import Sequence
 
 import click
 
-from polybus.cli.common.lookup import expanded, suggesting
+from polybus.cli.common.lookup import epoch_at, expanded, suggesting
 from polybus.cli.common.options import from_option, json_option, url_option
 from polybus.cli.common.output import say
 from polybus.cli.tail.conditions import condition
 from polybus.cli.tail.formats import FORMATS, line_of
 from polybus.client import Message, connect
+from polybus.errors import PolybusError
 from polybus.wire.positions import Position, parse_start
 
 
@@ -73,7 +74,7 @@ def tail(
         line = line_of(
             "json" if as_json else form, with_topic=len(topics) > 1, with_headers=headers
         )
-        notices = Notices(start)
+        notices = Notices(start, url)
 
         def show(messages: Sequence[Message]) -> int:
             """Print those that fit; return how many."""
@@ -109,21 +110,31 @@ def tail(
 class Notices:
     """What is said on standard error: messages are lost, or the start was not what was asked."""
 
-    def __init__(self, start: str) -> None:
+    def __init__(self, start: str, url: str) -> None:
         asked = parse_start(start)
         self._epoch = asked.epoch if isinstance(asked, Position) else None
+        self._url = url
         self._looked: set[str] = set()
 
     def look(self, message: Message) -> None:
-        if message.gap:
-            place = message.position or "the next one"
-            say(f"polybus: {message.topic}: messages before {place} are lost")
-        if self._epoch is None or message.topic in self._looked or message.position is None:
-            return
+        is_first = message.topic not in self._looked
         self._looked.add(message.topic)
-        if message.position.epoch != self._epoch:
+        epoch = self._epoch_of(message) if is_first and self._epoch is not None else self._epoch
+        if epoch != self._epoch:
             say(
                 f"polybus: {message.topic} has no epoch {self._epoch} (now "
-                f"{message.position.epoch}): it was deleted and created again, or the epoch is of "
+                f"{epoch}): it was deleted and created again, or the epoch is of "
                 "another topic; all its messages follow"
             )
+        elif message.gap:
+            place = message.position or "the next one"
+            say(f"polybus: {message.topic}: messages before {place} are lost")
+
+    def _epoch_of(self, message: Message) -> int | None:
+        """The epoch of a first message. Sessions send none, but a gap if it is not as asked."""
+        if message.position is not None:
+            return message.position.epoch
+        if message.gap:
+            with contextlib.suppress(PolybusError, OSError, ValueError):
+                return epoch_at(self._url, message.topic)
+        return self._epoch

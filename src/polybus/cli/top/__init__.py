@@ -1,6 +1,7 @@
 """`polybus top`: the bus live in a terminal, with keys to sort and to open a topic."""
 
 import contextlib
+import functools
 import os
 import select
 import sys
@@ -8,6 +9,8 @@ import termios
 import time
 import tty
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import click
@@ -17,11 +20,13 @@ from rich.text import Text
 
 from polybus.cli.common import admin
 from polybus.cli.common.options import existing_data, settings_options
-from polybus.cli.top.screen import TopFigures, TopView, frame
+from polybus.cli.top.screen import ALERTS_SHOWN, EVENTS_SHOWN, TopFigures, TopView, frame
 from polybus.config import Config
 from polybus.errors import PolybusError, UsageError
+from polybus.names import is_reserved
 
 INTERVAL_S = 1.0
+ANSWER_TIMEOUT_S = 5.0
 MESSAGES_SHOWN = 50
 
 
@@ -35,27 +40,30 @@ Examples:
 @click.option("--once", is_flag=True, help="Print one picture and end.")
 @settings_options
 def top(config: Config, once: bool) -> None:
-    """Show the bus live: rates, topics, consumers, connections.
+    """Show the bus live: rates, health, alerts, topics, consumers, events.
+
+    While no bus answers, the last figures stay, with a line that says so.
 
     Keys: arrows or j and k choose a topic, Enter opens it, Escape closes it, s changes the order,
     q ends.
     """
-    run = admin.running(existing_data(config))
-    if run is None:
-        text = f"no bus runs on {config.data}: start it with polybus serve"
-        raise UsageError("client.unreachable", text)
+    data = existing_data(config)
     view, console = TopView(), Console(highlight=False)
+    figures = read_figures(data, view)
     if once or not (sys.stdin.isatty() and console.is_terminal):
-        for line in frame(read_figures(run, view), view, console.height):
+        for line in frame(figures, view, console.height):
             click.echo(line.plain)
         return
     with _keys() as key_within, Live(console=console, screen=True, auto_refresh=False) as live:
-        due_s, figures = 0.0, TopFigures()
+        due_s = time.monotonic() + INTERVAL_S
         while not view.is_over:
             if time.monotonic() >= due_s:
+                try:
+                    figures = read_figures(data, view)
+                    view.lost_at = ""
+                except PolybusError:
+                    view.lost_at = view.lost_at or time.strftime("%H:%M:%S")
                 due_s = time.monotonic() + INTERVAL_S
-                with contextlib.suppress(PolybusError):
-                    figures = read_figures(run, view)
             lines = frame(figures, view, console.height)
             live.update(Text("\n", no_wrap=True, overflow="ellipsis").join(lines), refresh=True)
             key = key_within(max(0.0, due_s - time.monotonic()))
@@ -64,19 +72,33 @@ def top(config: Config, once: bool) -> None:
                 due_s = 0.0 if key == "enter" else due_s
 
 
-def read_figures(run: admin.RunningBus, view: TopView) -> TopFigures:
-    """What the bus says now, and the last messages of the topic that is open."""
-    figures = TopFigures(
-        topics=admin.ask(run, "GET", "/v1/topics")["topics"],
-        consumers=admin.ask(run, "GET", "/v1/consumers")["consumers"],
-        series=admin.ask(run, "GET", "/v1/figures").get("series", {}),
+def read_figures(data: Path, view: TopView) -> TopFigures:
+    """What the bus says now, with the last messages of the topic that is open.
+
+    Raises PolybusError, no bus answers.
+    """
+    run = admin.running(data)
+    if run is None:
+        text = f"no bus runs on {data}: start it with polybus serve"
+        raise UsageError("client.unreachable", text)
+    ask = functools.partial(admin.ask, run, "GET", timeout_s=ANSWER_TIMEOUT_S)
+    topics = {one["name"]: one for one in ask("/v1/topics?system=true")["topics"]}
+
+    def newest(name: str, number: int) -> list[dict[str, Any]]:
+        if name not in topics:
+            return []
+        first = max(topics[name]["start"], topics[name]["stop"] - number)
+        path = f"/v1/topics/{quote(name, safe='')}/messages?offset={first}"
+        return list(ask(path)["messages"])
+
+    return TopFigures(
+        topics=[one for name, one in topics.items() if not is_reserved(name)],
+        consumers=ask("/v1/consumers")["consumers"],
+        sample=ask("/v1/figures"),
+        alerts=newest("$alerts", ALERTS_SHOWN),
+        events=newest("$events", EVENTS_SHOWN),
+        messages=newest(view.opened, MESSAGES_SHOWN),
     )
-    found = [topic for topic in figures.topics if topic["name"] == view.opened]
-    if found:
-        first = max(found[0]["start"], found[0]["stop"] - MESSAGES_SHOWN)
-        path = f"/v1/topics/{quote(view.opened, safe='')}/messages?offset={first}"
-        figures.messages = admin.ask(run, "GET", path)["messages"]
-    return figures
 
 
 NAMES = {

@@ -31,7 +31,7 @@ from polybus.config import Config
 from polybus.config_file import check
 from polybus.errors import ConfigError
 from polybus.processes import scratch_folder, sweep
-from polybus.services.pipeline_watch import DRIVER_VARIABLE, driver_command
+from polybus.services.pipeline_watch import DRIVER_VARIABLE, driver_command, write_errors
 
 UPDATE_EVERY_S = 1.0
 STOP_TIMEOUT_S = 30.0
@@ -139,6 +139,7 @@ class Up:
         self._tasks: list[asyncio.Future[Any]] = []
         self._bus = Child("bus", self._bus_command, on_line=self._on_bus_line, screen=self.screen)
         self._driver: Child | None = None
+        self._errors_written: tuple[int, list[str]] = (0, [])
         self._is_fake = DRIVER_VARIABLE in os.environ
         self._traffic: asyncio.Future[None] | None = None
 
@@ -189,6 +190,7 @@ class Up:
         has_rows = False
         while not self._stop.is_set():
             await figures.update()
+            await asyncio.to_thread(self._write_errors)
             if self._driver is not None and self._driver.stopped:
                 figures.flows = await asyncio.to_thread(_flows_of_another, figures.data)
             if not has_rows and figures.has_new_rows:
@@ -294,6 +296,17 @@ class Up:
         elif kind in ("failed", "problem", "warning"):
             flow = f"{event['flow']}: " if "flow" in event else ""
             self.screen.say(f"pipeline: {flow}{text}")
+
+    def _write_errors(self) -> None:
+        """Let the bus show what the driver has written to standard error. May block."""
+        if self._driver is None:
+            return
+        errors = self._driver.pid, list(self._driver.error_lines)
+        if errors != self._errors_written and errors[1]:
+            # The disk may be full, which others report.
+            with contextlib.suppress(OSError):
+                write_errors(Path(self.config.data), *errors)
+                self._errors_written = errors
 
     async def _make_archive(self) -> None:
         """Create the class-data archive of Spark if it does not exist."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 from polybus.cli.up.display import PlainDisplay
 from polybus.config import NOT_SETTINGS
+from polybus.services.pipeline_watch import ERROR_LINES_MAX
 
 LAST_LINES = 8
 LINE_BYTES_MAX = 1 << 20
@@ -50,9 +51,14 @@ class Child:
         self._command = command
         self._on_line = on_line
         self._screen = screen
-        self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        self.error_lines: deque[str] = deque(maxlen=ERROR_LINES_MAX)
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = asyncio.Event()
+
+    @property
+    def pid(self) -> int:
+        """Of the process, or of the last one; 0: there was none yet."""
+        return 0 if self._process is None else self._process.pid
 
     async def run(self) -> None:
         """Keep it running until `stop`, or until it has exited unexpectedly too often."""
@@ -124,12 +130,12 @@ class Child:
 
     def _keep_line(self, line: str) -> None:
         if line.strip():
-            self._last_lines.append(line)
+            self.error_lines.append(line)
 
     def _obituary(self) -> str:
         code = self.exit_code
         how = f"was killed by signal {-code}" if code is not None and code < 0 else f"exit {code}"
-        last = "".join(f"\n  | {line}" for line in self._last_lines)
+        last = "".join(f"\n  | {line}" for line in list(self.error_lines)[-LAST_LINES:])
         return f"{self.name} exited unexpectedly ({how}){last}"
 
 

@@ -211,6 +211,11 @@ def _operation(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
             for status, media, kind in answers
         },
     }
+    if operation.headers:
+        described["responses"][str(operation.status)]["headers"] = {
+            name: {"description": text, "schema": {"type": "string"}}
+            for name, text in operation.headers.items()
+        }
     if operation.asks != "nothing":
         described["security"] = [{}, *({name: []} for name in SCHEMES)]
     if "body" in types:

@@ -76,8 +76,7 @@ def describe_streams(connectors: Sequence[Connector], live: Sequence[str]) -> di
         actions = ("send",) if protocol == "http" else ("send", "receive")
         for action in actions:
             name = f"{'deliver' if action == 'send' else 'publish'}-{protocol}"
-            channel = {"$ref": f"#/channels/{protocol}"}
-            operations[name] = {"action": action, "channel": channel}
+            operations[name] = _operation(action, protocol)
     if "http" in spoken:
         names = {"type": "string", "enum": sorted(["tail", *live])}
         channels["live"] = {
@@ -88,7 +87,7 @@ def describe_streams(connectors: Sequence[Connector], live: Sequence[str]) -> di
                 "message": {"payload": {"type": "object", "properties": {"channel": names}}}
             },
         }
-        operations["live"] = {"action": "send", "channel": {"$ref": "#/channels/live"}}
+        operations["live"] = _operation("send", "live")
     return {
         "asyncapi": "3.0.0",
         "info": {"title": "Polybus", "version": version("polybus")},
@@ -102,4 +101,13 @@ def describe_streams(connectors: Sequence[Connector], live: Sequence[str]) -> di
         },
         "channels": channels,
         "operations": operations,
+    }
+
+
+def _operation(action: str, channel: str) -> dict[str, Any]:
+    place = f"#/channels/{channel}"
+    return {
+        "action": action,
+        "channel": {"$ref": place},
+        "messages": [{"$ref": f"{place}/messages/message"}],
     }

@@ -7,7 +7,7 @@ schemas of the description. Errors are answered as application/problem+json, wit
 import functools
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Literal, TypeVar, get_args, get_type_hints
 from urllib.parse import unquote
@@ -64,6 +64,7 @@ STATUSES = {
     "pipeline.running": 409,
     "pipeline.not-running": 409,
     "pipeline.unreachable": 503,
+    "letter.unknown": 404,
     "replay.unknown": 404,
     "replay.running": 409,
     "sql.unknown": 404,
@@ -117,6 +118,7 @@ class Operation:
             one in it, what the token must allow for some topic.
         body: the type of a body that `run` decodes itself; `media` are its content types.
         produces: the content type of its answers, and of a 503 that it declares.
+        headers: what the headers of its answers that are worth a word say.
         action: what `$audit` calls the change that it makes; empty if it makes none. `run` says
             what was changed with `Call.changes`.
     """
@@ -131,6 +133,7 @@ class Operation:
     body: Any = None
     media: tuple[str, ...] = (JSON,)
     produces: str = JSON
+    headers: Mapping[str, str] = field(default_factory=dict)
     action: str = ""
 
     def types(self) -> dict[str, Any]:

@@ -134,7 +134,13 @@ _ALL = (
     Operation("GET", f"{TOPIC}/search", queries.search, fails=[400, 404, 413, 429]),
     Operation("GET", f"{TOPIC}/histogram", queries.histogram, fails=[400, 404, 429]),
     Operation("GET", f"{TOPIC}/export", queries.export, fails=[400, 404, 429], produces=OCTETS),
-    Operation("POST", "/v1/sql", queries.run_sql, fails=[400, 403, 409, 413, 429]),
+    Operation(
+        "POST",
+        "/v1/sql",
+        queries.run_sql,
+        fails=[400, 403, 409, 413, 429],
+        headers={queries.TRUNCATED: "Of a file: `true` if rows are missing, because of a limit."},
+    ),
     Operation("GET", "/v1/sql/names", queries.names, fails=[429]),
     Operation("DELETE", "/v1/sql/{id}", queries.stop_sql, status=204, fails=[404]),
     Operation("GET", "/v1/tables", queries.list_tables, fails=[403, 429], asks="overview"),
@@ -221,6 +227,7 @@ _ALL = (
         body=SignUp,
     ),
     Operation("GET", CONNECTIONS, peers.list_connections, fails=[400]),
+    Operation("GET", CONNECTION, peers.show_connection, fails=[404]),
     Operation(
         "DELETE",
         CONNECTION,
@@ -242,6 +249,13 @@ _ALL = (
     Operation("POST", REDELIVER, peers.redeliver, status=202, fails=[403, 404], right="administer"),
     Operation(
         "GET", "/v1/dead-letters", letters.list_letters, fails=[400, 403, 429], asks="overview"
+    ),
+    Operation(
+        "GET",
+        "/v1/dead-letters/{id}",
+        letters.show_letter,
+        fails=[403, 404, 429],
+        asks="overview",
     ),
     Operation("GET", UNDELIVERED, letters.list_undelivered, fails=[400, 403, 429], asks="overview"),
     Operation(

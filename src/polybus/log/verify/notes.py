@@ -22,7 +22,7 @@ from polybus.log.copying import NOTE as MIGRATION
 from polybus.log.delta import NEWEST
 from polybus.log.layout import CONFIG_SEEN
 
-STATUS = "status.json"
+FOR_DISPLAY = ("status.json", "errors.json")
 DISPENSABLE = ("standard-settings.json", "standard-watch.json", "view.json", NEWEST, CONFIG_SEEN)
 """Notes without which their readers continue: damage is worth a word, and no repair."""
 _CRC_HEAD = struct.Struct(">4sI")
@@ -38,7 +38,7 @@ def note_damages(data: Path) -> Iterator[tuple[Path, str]]:
     for path in sorted([data / CLUSTER, data / MIGRATION, *places]):
         # It is missing, or its writer replaces or removes it now.
         with suppress(FileNotFoundError):
-            is_note = path.name != STATUS and not _crc_of(path).exists()
+            is_note = path.name not in FOR_DISPLAY and not _crc_of(path).exists()
             if is_note and (reason := checked_json.problem(path.read_bytes())):
                 yield path, reason
 

@@ -17,6 +17,7 @@ import re
 import resource
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +27,7 @@ import msgspec
 import pyarrow as pa
 
 from polybus.errors import PolybusError
-from polybus.services.queries.forms import JsonAnswer, encoded
+from polybus.services.queries.forms import PIECE_BYTES, JsonAnswer, encoded
 from polybus.services.queries.jobs import (
     DATA,
     END,
@@ -55,6 +56,10 @@ ROOM_BYTES = 1 << 30
 NICENESS = 5
 """Queries wait for the bus, not the bus for queries."""
 PR_SET_PDEATHSIG = 1
+DOWNLOAD_BYTES_MAX = 1 << 30
+"""Of the rows of a download, before they are encoded."""
+HELD_BYTES = 16 << 20
+"""A download that is larger waits on the disk until it is known whether it is whole."""
 
 
 class QueryWorker:
@@ -131,9 +136,7 @@ class QueryWorker:
                 elapsed_s = round(time.monotonic() - began_s, 4)
                 yield DATA, answer.document(**{"elapsed-s": elapsed_s, "engine": "duckdb"})
                 return
-            yield NOTE, b"{}"
-            for piece in encoded(job.form, schema, _limited(batches, job.rows_max)):
-                yield DATA, piece
+            yield from _download(job, schema, batches)
 
     def _search(self, job: SearchJob) -> Iterator[tuple[bytes, bytes]]:
         search = Search(self._data, job)
@@ -154,13 +157,43 @@ class QueryWorker:
         yield ROWS, sink.getvalue().to_pybytes()
 
 
-def _limited(batches: Iterator[pa.RecordBatch], rows_max: int) -> Iterator[pa.RecordBatch]:
-    left = rows_max
-    for batch in batches:
-        yield batch.slice(0, left)
-        left -= batch.num_rows
-        if left <= 0:
-            return
+class _Limited:
+    """Rows up to a number of them and DOWNLOAD_BYTES_MAX.
+
+    Attributes:
+        is_truncated: there were more rows.
+    """
+
+    def __init__(self, rows_max: int) -> None:
+        self._rows_left = rows_max
+        self._bytes_left = DOWNLOAD_BYTES_MAX
+        self.is_truncated = False
+
+    def of(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if batch.num_rows and (self._rows_left <= 0 or self._bytes_left <= 0):
+                self.is_truncated = True
+                return
+            self.is_truncated = batch.num_rows > self._rows_left
+            yield batch.slice(0, self._rows_left)
+            if self.is_truncated:
+                return
+            self._rows_left -= batch.num_rows
+            self._bytes_left -= batch.nbytes
+
+
+def _download(
+    job: SqlJob, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
+) -> Iterator[tuple[bytes, bytes]]:
+    """A file, after a note whether it was cut: only its end tells, so a temporary file has it."""
+    limited = _Limited(job.rows_max)
+    with tempfile.SpooledTemporaryFile(HELD_BYTES) as held:
+        for piece in encoded(job.form, schema, limited.of(batches)):
+            held.write(piece)
+        held.seek(0)
+        yield NOTE, msgspec.json.encode({"truncated": limited.is_truncated})
+        while piece := held.read(PIECE_BYTES):
+            yield DATA, piece
 
 
 def _end_with_parent() -> None:

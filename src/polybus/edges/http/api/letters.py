@@ -146,6 +146,16 @@ async def list_letters(call: Call, query: LettersQuery) -> Annotated[Response, D
     return Response(await call.state.queries.data(job), media_type=JSON)
 
 
+async def show_letter(call: Call) -> DeadLetter:
+    """One message that could not be processed, with its whole value."""
+    _check(call)
+    job = LettersJob(ids=[call.path["id"]], limit=1, is_whole=True)
+    found = decode(await call.state.queries.data(job), DeadLetterList).letters
+    if not found:
+        raise UsageError("letter.unknown", "there is no such dead letter")
+    return found[0]
+
+
 async def start_replay(call: Call, body: NewReplay) -> Redrive:
     """Publish dead letters again, each once; with dry-run only count them."""
     _check(call)

@@ -93,6 +93,19 @@ async def connections_for(viewer: Viewer, limit: int) -> ConnectionList:
     return ConnectionList(found, total)
 
 
+async def show_connection(call: Call) -> ConnectionView:
+    """One connection, by its id."""
+    return _view(call, await _member(call))
+
+
+async def _member(call: Call) -> Translator:
+    """The peer whose id is in the path. Raises UsageError `connection.unknown`."""
+    async for member in _members(call):
+        if _id(member) == call.path["id"]:
+            return member
+    raise UsageError("connection.unknown", "there is no such connection; it may have ended")
+
+
 async def _members(viewer: Viewer) -> AsyncIterator[Translator]:
     """The peers that somebody may see; others run meanwhile."""
     for index, member in enumerate(viewer.state.members()):
@@ -144,19 +157,17 @@ def _id(member: Translator) -> str:
 async def end_connection(call: Call) -> Annotated[Response, None]:
     """End a connection; the peer may connect again."""
     answer = Response(status_code=204)
-    async for member in _members(call):
-        if _id(member) == call.path["id"]:
-            if not call.is_admin and member.access.account != call.access.account:
-                raise denied("the connection belongs to another account")
-            call.check_manages(member.subscriptions, "connections")
-            call.changes(member.peer.name, {"protocol": member.protocol})
-            if member.peer.name == call.client + call.state.context.node:
-                # The caller's own: the server ends it after the answer.
-                answer.headers["connection"] = "close"
-            else:
-                member.peer.close()
-            return answer
-    raise UsageError("connection.unknown", "there is no such connection; it may have ended")
+    member = await _member(call)
+    if not call.is_admin and member.access.account != call.access.account:
+        raise denied("the connection belongs to another account")
+    call.check_manages(member.subscriptions, "connections")
+    call.changes(member.peer.name, {"protocol": member.protocol})
+    if member.peer.name == call.client + call.state.context.node:
+        # The caller's own: the server ends it after the answer.
+        answer.headers["connection"] = "close"
+    else:
+        member.peer.close()
+    return answer
 
 
 # Sessions

@@ -46,6 +46,8 @@ MEDIA: dict[str, Form] = {
     "application/vnd.apache.parquet": "parquet",
 }
 ENDINGS = {"jsonl": "jsonl", "csv": "csv", "parquet": "parquet", "arrow": "arrows"}
+TRUNCATED = "polybus-truncated"
+"""The header that says whether a downloaded file lacks rows that the statement has."""
 AUDITED_CHARACTERS_MAX = 1000
 """Of a statement, in `$audit`."""
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
@@ -348,11 +350,14 @@ async def _download(
     """A file, a piece at a time."""
     answers = call.state.queries.run(job, time_s=time_s, name=name)
     # The first frame before the status is sent: what is wrong is still a problem then.
-    await anext(answers)
+    _, note = await anext(answers)
     is_safe = re.compile(r"[a-zA-Z0-9._-]").fullmatch
     safe = "".join(one if is_safe(one) else "_" for one in label)[:80]
     media = next(media for media, its in MEDIA.items() if its == form)
     headers = {"content-disposition": f'attachment; filename="{safe}.{ENDINGS[form]}"'}
+    truncated = msgspec.json.decode(note).get("truncated")
+    if truncated is not None:
+        headers[TRUNCATED] = "true" if truncated else "false"
     return DownloadResponse(_pieces(answers), media_type=media, headers=headers)
 
 

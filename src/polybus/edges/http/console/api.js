@@ -138,10 +138,11 @@ export async function logOut() {
   location.reload();
 }
 
-/** Let the browser save an answer of the API as a file. */
+/** Let the browser save an answer of the API as a file; whether rows are missing in it. */
 export async function download(where, options, name) {
   const answer = await ask(options.method ?? "GET", where, options);
   save(await answer.blob(), name);
+  return answer.headers.get("polybus-truncated") === "true";
 }
 
 export function save(content, name) {

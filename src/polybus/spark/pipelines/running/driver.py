@@ -1,6 +1,6 @@
 """The life of a pipeline on a data folder: the only one, for `polybus up` and `pipeline run`.
 
-    lock → wait for the bus and for the last JVM → Spark → socket, status → flows → report
+    lock → wait for the bus and for the last JVM → status → Spark → socket, status → flows → report
     → stop the flows → status → remove the socket → end Spark → unlock
 
 It reports in events, which are JSON objects:
@@ -47,6 +47,7 @@ from polybus.client.retry import Backoff
 from polybus.errors import PolybusError, UsageError
 from polybus.lake.folders import check_format, table_folders
 from polybus.log import file_modes
+from polybus.services.pipeline_watch import event_line
 from polybus.spark.causes import is_transient
 from polybus.spark.internals import is_connect
 from polybus.spark.location import BusLocation
@@ -136,12 +137,7 @@ class Supervisor:
     def _say(self, event: dict[str, Any]) -> None:
         """Report an event; all but progress are in the status too, for those who look later."""
         if event["event"] != "progress":
-            now = datetime.datetime.now(datetime.UTC).strftime("%H:%M:%SZ")
-            about = [str(event[one]) for one in ("flow", "pipeline", "text") if event.get(one)]
-            if isinstance(event.get("flows"), int):
-                about.append(f"{event['seconds']} s, flows: {event['flows']}")
-            text = f"{now} {event['event']}: {' '.join(about)}"
-            self._log.append(text.removesuffix(": ")[:LOG_CHARACTERS_MAX])
+            self._log.append(event_line(event)[:LOG_CHARACTERS_MAX])
         self._tell(event)
 
     def run(self) -> bool:
@@ -165,12 +161,25 @@ class Supervisor:
                 self._await_bus()
             self._await_old_jvm()
             if not self._stop.is_set():
-                self._starting(f"starting Spark on {self._options.master}: this takes some seconds")
-                with self._options.session() as spark:
-                    self._run_flows(spark)
+                self._start_spark()
         flows = self._flows()
         self._say({"event": "stopped" if self._stop.is_set() else "done", "flows": flows})
         return not self._problems and all(flow["state"] != "failed" for flow in flows)
+
+    def _start_spark(self) -> None:
+        """Run the flows in a session; the status says `starting` until there is one."""
+        self._starting(f"starting Spark on {self._options.master}: this takes some seconds")
+        with contextlib.suppress(OSError):
+            self._write_status("starting", [])
+        try:
+            with self._options.session() as spark:
+                self._run_flows(spark)
+        except Exception as error:
+            if self._runner is None:
+                self._problems[""] = str(error)
+                with contextlib.suppress(OSError):
+                    self._write_status("failed", [])
+            raise
 
     def _run_flows(self, spark: Any) -> None:
         data, self._jvm = self._options.data, jvm_pid(spark)

@@ -57,7 +57,10 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     """The content of status.json."""
 
     state: str
-    """`running`, or how it ended: `done`, `failed` or `stopped`. A killed one stays `running`."""
+    """`starting`, `running`, or how it ended: `done`, `failed` or `stopped`.
+
+    A killed one stays `starting` or `running`.
+    """
     time: str
     pid: int = 0
     socket: str = ""

@@ -11,6 +11,7 @@ import { forgetQuery, noteQuery, queryHistory, savedQueries, saveQuery } from ".
 
 const ARROW = "application/vnd.apache.arrow.stream";
 const ROWS_MAX = 10_000;
+const DOWNLOAD_ROWS_MAX = 100_000;
 const CELL_MAX = 300;
 const DOWNLOADS = { csv: "text/csv", jsonl: "application/x-ndjson", parquet: "application/vnd.apache.parquet", arrow: ARROW };
 
@@ -172,7 +173,10 @@ function Drawn({ chart }) {
 }
 
 function Download({ query }) {
-  const fetching = useAction((kind) => download("/v1/sql", { method: "POST", body: JSON.stringify({ query, id: newId(), "rows-max": 100_000 }), type: "application/json", accept: DOWNLOADS[kind] }, `query.${kind}`));
+  const fetching = useAction(async (kind) => {
+    const isCut = await download("/v1/sql", { method: "POST", body: JSON.stringify({ query, id: newId(), "rows-max": DOWNLOAD_ROWS_MAX }), type: "application/json", accept: DOWNLOADS[kind] }, `query.${kind}`);
+    if (isCut) say(`The file ends at the limit of ${format.count(DOWNLOAD_ROWS_MAX)} rows or 1 GiB: the query has more`, "bad");
+  });
   const choose = (event) => {
     const kind = event.target.value;
     event.target.value = "";
