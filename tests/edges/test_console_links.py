@@ -51,6 +51,13 @@ def test_a_query_that_ran_runs_again_for_whoever_opens_its_address(console: Cons
     assert "run=1" in address
 
 
+def test_a_file_that_lacks_rows_is_said_to(console: Console) -> None:
+    console.open("sql", query="SELECT * FROM range(150000)", run=1)
+    console.sees("cut at", within=".card-head")
+    console.choose("select[aria-label='Download the results']", "csv")
+    console.sees("The file ends at the limit of 100,000 rows")
+
+
 def test_bars_have_their_decimals_and_negative_ones_go_the_other_way(console: Console) -> None:
     console.open("sql", query=SHARES, run=1)
     console.sees("1234567", within="td")
