@@ -8,8 +8,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from polybus.batch import Batch
 from polybus.errors import StorageError
@@ -17,8 +15,7 @@ from polybus.log.kafka import following
 from polybus.log.kafka.fetch_session import TOPIC_BYTES_MAX, Followed, SessionFetch
 from polybus.log.kafka.following import Following, fetch_at
 from polybus.log.kafka.link import KafkaLink
-from polybus.log.kafka.producing import Taken, TopicQueue
-from polybus.log.kafka.record_batch import ProducerState, encode_batch
+from polybus.log.kafka.record_batch import encode_batch
 
 FORGOTTEN = 70
 
@@ -149,11 +146,6 @@ class Node:
             self.broker.asked.clear()
             await self.broker.asked.wait()
 
-    def acked(self, topic: str, offset: int, *values: bytes) -> None:
-        batch = Batch.of(topic, values)
-        batch.epoch, batch.first_offset = 1, offset
-        self.following.acked(self.followed[topic], [batch])
-
 
 @pytest.mark.parametrize("has_sessions", [True, False])
 async def test_a_large_batch_beside_a_topic_that_always_has_messages_is_delivered(
@@ -219,130 +211,3 @@ async def test_an_answer_for_a_topic_that_was_recreated_meanwhile_is_not_taken()
 
 
 # What the node has published itself
-
-
-def unreadable(broker: PlayedBroker, topic: str, offset: int) -> None:
-    """Whoever decodes this RecordBatch finds that it is damaged."""
-    data = bytearray(broker.logs[topic][offset])
-    data[-1] ^= 1
-    broker.logs[topic][offset] = bytes(data)
-
-
-async def test_messages_of_this_node_are_shown_when_they_are_safe_and_not_decoded() -> None:
-    broker = PlayedBroker()
-    async with Node(broker, "t") as node:
-        await node.fetched()
-        node.acked("t", 0, b"a", b"b")
-        assert node.arrived["t"] == [b"a", b"b"]
-        # The answer of a fetch that began before has them, too.
-        broker.write("t", 0, b"a", b"b")
-        unreadable(broker, "t", 0)
-        await node.fetched()
-        broker.write("t", 2, b"c")
-        await node.fetched(3)
-    assert node.arrived["t"] == [b"a", b"b", b"c"]
-
-
-async def test_messages_of_this_node_wait_for_those_of_others_before_them() -> None:
-    broker = PlayedBroker()
-    async with Node(broker, "t") as node:
-        await node.fetched()
-        node.acked("t", 1, b"own")
-        node.acked("t", 2, b"own too")
-        await node.fetched()
-        assert node.arrived["t"] == []
-        other, own = broker.write("t", 0, b"other"), broker.write("t", 1, b"own")
-        unreadable(broker, "t", 1)
-        broker.logs["t"][0] = other + own[:-1] + b"?"
-        await node.fetched(3)
-        assert node.arrived["t"] == [b"other", b"own", b"own too"]
-        assert not node.followed["t"].own
-
-
-async def test_messages_that_were_fetched_before_their_answer_are_shown_once() -> None:
-    broker = PlayedBroker()
-    async with Node(broker, "t") as node:
-        broker.write("t", 0, b"own")
-        await node.fetched(3)
-        node.acked("t", 0, b"own")
-        node.acked("t", 1, b"next")
-    assert node.arrived["t"] == [b"own", b"next"]
-
-
-async def test_messages_of_this_node_wait_while_the_bus_has_no_room_and_not_all_are_kept() -> None:
-    broker = PlayedBroker()
-    async with Node(broker, "t") as node:
-        await node.fetched()
-        node.following.hold(is_full=True)
-        for offset in range(following.OWN_MAX + 3):
-            node.acked("t", offset, b"%d" % offset)
-            broker.write("t", offset, b"%d" % offset)
-        assert node.arrived["t"] == []
-        assert len(node.followed["t"].own) == following.OWN_MAX
-        node.following.hold(is_full=False)
-        await node.fetched(following.OWN_MAX + 5)
-    assert node.arrived["t"] == [b"%d" % offset for offset in range(following.OWN_MAX + 3)]
-
-
-@pytest.mark.parametrize("is_ours", [True, False])
-async def test_messages_under_way_that_a_fetch_brings_are_shown_without_decoding_them(
-    is_ours: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    broker = PlayedBroker()
-    queue = TopicQueue("t", "t", 1)
-    batch = Batch.of("t", [b"a", b"b"])
-    batch.timestamp_us = 5_432_100
-    queue.waiting.append(Taken(1, batch, 2))
-    part = queue.next((7, 0))
-    assert part is not None
-    sent = part.data
-    if not is_ours:
-        sent = encode_batch([batch], ProducerState(8, 0, 0))
-    broker.logs["t"] = {0: sent}
-    unreadable(broker, "t", 0)
-    async with Node(broker, "t") as node:
-        node.followed["t"].stored = queue.stored
-        await node.fetched(3)
-        assert node.arrived["t"] == ([b"a", b"b"] if is_ours else [])
-        if is_ours:
-            # The answer to the publish changes nothing.
-            assert (batch.first_offset, batch.timestamp_us) == (0, 5_432_000)
-            queue.place(part, 0)
-            node.following.acked(node.followed["t"], [one.batch for one in queue.advance()])
-            assert node.arrived["t"] == [b"a", b"b"]
-    assert ("checksum" in caplog.text) != is_ours
-
-
-KINDS = st.sampled_from(["own", "other", "aborted"])
-
-
-@given(st.lists(KINDS, max_size=12), st.data())
-def test_however_answers_come_each_message_is_shown_once_and_in_order(
-    kinds: list[str], data: Any
-) -> None:
-    """Acknowledgements of a topic come in order; fetches answer with any part of the topic."""
-    broker = PlayedBroker()
-    node = Node(broker, "t")
-    one = node.followed["t"]
-    parts: list[bytes] = []
-    aborted: list[tuple[int, int]] = []
-    for offset, kind in enumerate(kinds):
-        sender = ProducerState(9, 0, 0) if kind == "aborted" else ProducerState(1, 0, offset)
-        batch = Batch.of("t", [b"%d" % offset])
-        part = encode_batch([batch], sender, is_transactional=kind == "aborted")
-        parts.append(offset.to_bytes(8) + part[8:])
-        if kind == "aborted":
-            aborted.append((9, offset))
-    unacked = [offset for offset, kind in enumerate(kinds) if kind == "own"]
-    stop = len(parts)
-    while one.position < stop or unacked:
-        if unacked and data.draw(st.booleans()):
-            offset = unacked.pop(0)
-            node.acked("t", offset, b"%d" % offset)
-        elif one.position < stop:
-            begin = data.draw(st.integers(0, one.position))
-            end = data.draw(st.integers(begin, stop))
-            node.following._take(one, b"".join(parts[begin:end]), aborted)
-    shown = [b"%d" % offset for offset, kind in enumerate(kinds) if kind != "aborted"]
-    assert node.arrived["t"] == shown
-    assert not one.own

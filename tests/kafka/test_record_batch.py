@@ -85,9 +85,9 @@ def test_messages_of_an_aborted_transaction_are_not_there() -> None:
     parts = [sent(1, 0, b"no"), sent(2, 1, b"yes"), marker(1, 2), sent(1, 3, b"again")]
     data = b"".join([*parts, marker(2, 4), marker(1, 5)])
     found = list(committed("t", data, [(1, 0)]))
-    values = [value for one in found for batch in one.batches for value in batch.values()]
+    values = [value for batches, _ in found for batch in batches for value in batch.values()]
     assert values == [b"yes", b"again"]
-    assert found[-1].next_offset == 6
+    assert found[-1][1] == 6
 
 
 def test_a_fetch_begins_before_the_wanted_offset_and_is_cut() -> None:

@@ -6,7 +6,6 @@ import errno
 import secrets
 import socket
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -248,9 +247,8 @@ class Node:
         self.data = Path(config.data)
         self._open_log = open_log
         self._run_note = RunNote(self.data)
-        self._arrivals: deque[object] = deque()
-        """What has arrived from the log of a cluster, and not been delivered yet."""
-        self._is_arriving = False
+        self._early: list[object] = []
+        """What arrived before the log was open."""
 
     async def start(self) -> None:
         """Accept connections when this returns.
@@ -275,7 +273,7 @@ class Node:
             on_failed=lambda error: in_loop(self.context.durability.on_failed, error),
             on_frozen=lambda topic: in_loop(self._tell_frozen, topic),
             held_from=self._held_from,
-            on_arrived=partial(self._note_arrival, in_loop),
+            on_arrived=lambda arrival: in_loop(self._arrive, arrival),
             on_refused=lambda batch, error: in_loop(self._refuse_late, (batch, error)),
             on_topic=lambda topic, exists: in_loop(self._topic_changed, topic, exists),
             on_shared=lambda batches: in_loop(self._cluster_table.arrive, batches),
@@ -285,7 +283,9 @@ class Node:
         open_it = self._open_log or open_log
         if self.config.is_cluster:
             self._log = await asyncio.to_thread(open_it, self.config, callbacks)
-            self._arrive()
+            for arrival in self._early:
+                self._log.admit(arrival)
+            self._early.clear()
         else:
             self._log = open_it(self.config, callbacks)
         self._cluster_table.connect(self._log.cluster)
@@ -334,22 +334,14 @@ class Node:
                 if error.code != "topic.exists":
                     raise
 
-    def _note_arrival(self, in_loop: Callable[..., None], arrival: object) -> None:
-        """From the log's thread: one call on the loop for all that arrives in a turn."""
-        self._arrivals.append(arrival)
-        if not self._is_arriving:
-            self._is_arriving = True
-            in_loop(self._arrive)
-
-    def _arrive(self) -> None:
-        if not hasattr(self, "_log"):
-            # What arrives before the log is open waits.
-            return
-        self._is_arriving = False
+    def _arrive(self, arrival: object) -> None:
         # What arrives before the bus is there has nobody to go to.
-        admit = self.bus.arrive if hasattr(self, "bus") else self._log.admit
-        while self._arrivals:
-            admit(self._arrivals.popleft())
+        if hasattr(self, "bus"):
+            self.bus.arrive(arrival)
+        elif hasattr(self, "_log"):
+            self._log.admit(arrival)
+        else:
+            self._early.append(arrival)
 
     def _topic_changed(self, topic: str, exists: bool) -> None:
         if hasattr(self, "bus"):

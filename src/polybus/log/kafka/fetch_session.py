@@ -14,9 +14,7 @@ from typing import Any
 from aiokafka.protocol.api import Request
 from aiokafka.protocol.fetch import FetchRequest_v7
 
-from polybus.batch import Batch
 from polybus.log.kafka.link import READ_COMMITTED
-from polybus.log.kafka.record_batch import Known, ProducerState, nothing_known
 
 WAIT_MS = 250
 """How long a broker holds a fetch without messages; a new topic may wait as long."""
@@ -39,20 +37,7 @@ class Followed:
         self.position = position
         self.start = 0
         self.damaged_at = -1
-        self.own: dict[int, list[Batch]] = {}
-        """What this node has published behind messages that are not fetched yet, by offset."""
-        self.stored: Known = nothing_known
-        """What this node has under way to the topic, if the cluster has stored it there."""
-        self.acked_stop = 0
         self.answered_by = -1
-
-    def known(self, first: int, stop: int, sender: ProducerState) -> list[Batch] | None:
-        """The messages of a RecordBatch that need not be decoded; None if they must be."""
-        if stop <= self.position:
-            return []
-        own = self.own.get(first)
-        is_own = own is not None and own[-1].last_offset + 1 == stop
-        return own if is_own else self.stored(first, stop, sender)
 
 
 class SessionFetch(Request[FetchRequest_v7]):  # type: ignore[misc]  # aiokafka has no types

@@ -3,13 +3,6 @@
 One fetch per broker is under way, for all topics that it leads. Fetches are `read_committed`: what
 a transaction has not committed, or aborted, is not there. A topic's fetched batches are handed on
 together, with their epoch and offsets.
-
-What this node has published is handed on without decoding what was fetched of it. If the answer to
-the publish comes first, its offset says where it belongs: if all before it is here, it is handed on
-at once, and the next fetch begins behind it; otherwise it waits until the fetch is there. If the
-fetch comes first, the producer and the sequence number say what it is. All before the position of a
-topic is committed or aborted, so no open transaction is before such messages. Messages of
-transactions are always decoded: they count when the marker behind them says so.
 """
 
 from __future__ import annotations
@@ -19,7 +12,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from aiokafka.protocol.fetch import FetchRequest
@@ -37,14 +29,12 @@ from polybus.log.kafka.link import (
     RETRY_S,
     KafkaLink,
 )
-from polybus.log.kafka.record_batch import Fetched, Known, decode_batches, nothing_known
+from polybus.log.kafka.record_batch import decode_batches
 
 logger = logging.getLogger("polybus.server")
 
 OFFSET_OUT_OF_RANGE = 1
 READ_BYTES = 1 << 20
-OWN_MAX = 8
-"""How many RecordBatches of its own a node keeps for their place in a topic; others it fetches."""
 
 
 Arrived = Callable[[Followed, list[Batch]], None]
@@ -137,10 +127,10 @@ class Following:
         found: list[Batch] = []
         stop = one.position
         try:
-            for fetched in committed(one.topic, data, aborted, one.known):
-                if fetched.next_offset > stop:
-                    found += from_offset(fetched.batches, stop, one.epoch)
-                    stop = fetched.next_offset
+            for batches, next_offset in committed(one.topic, data, aborted):
+                if next_offset > stop:
+                    found += from_offset(batches, stop, one.epoch)
+                    stop = next_offset
         except StorageError as error:
             is_good = False
             if one.damaged_at != stop:
@@ -150,46 +140,28 @@ class Following:
             self._advance(one, stop, found)
         return is_good
 
-    def acked(self, one: Followed, batches: list[Batch]) -> None:
-        """Show messages of this node, which are safe, without fetching them.
-
-        If others come before them, or the bus has no room, they are kept for their place.
-        """
-        first = batches[0].first_offset
-        if first == one.position and self._has_room.is_set():
-            self._advance(one, batches[-1].last_offset + 1, batches)
-        elif first >= one.position and len(one.own) < OWN_MAX:
-            one.own[first] = batches
-
     def _advance(self, one: Followed, stop: int, batches: list[Batch]) -> None:
-        """Hand messages on, the last of which is before an offset; then what is known behind it."""
-        while (own := one.own.pop(stop, None)) is not None:
-            batches = batches + own
-            stop = own[-1].last_offset + 1
+        """Hand messages on, the last of which is before an offset."""
         one.position = stop
-        for first in [first for first in one.own if first < stop]:
-            del one.own[first]
         for session in self._sessions.values():
             session.moved(one)
         self._arrived(one, batches)
 
 
-def committed(
-    topic: str, data: bytes, aborted: list[Any], known: Known = nothing_known
-) -> Iterator[Fetched]:
-    """The RecordBatches of a fetch, without messages of transactions that were aborted.
+def committed(topic: str, data: bytes, aborted: list[Any]) -> Iterator[tuple[list[Batch], int]]:
+    """The committed messages of a fetch, and the offset behind each RecordBatch.
 
     Raises StorageError `log.damaged`.
     """
     waiting = sorted(aborted, key=lambda one: one[1])
     open_ids: set[int] = set()
-    for fetched in decode_batches(topic, data, known):
+    for fetched in decode_batches(topic, data):
         while waiting and waiting[0][1] < fetched.next_offset:
             open_ids.add(waiting.pop(0)[0])
         if fetched.is_marker:
             open_ids.discard(fetched.producer_id)
         is_aborted = fetched.is_transactional and fetched.producer_id in open_ids
-        yield replace(fetched, batches=[]) if is_aborted else fetched
+        yield ([] if is_aborted else fetched.batches), fetched.next_offset
 
 
 def from_offset(batches: list[Batch], offset: int, epoch: int) -> list[Batch]:
@@ -245,9 +217,9 @@ async def fetch_at(
             continue
         one.answered_by = -1 if leader is None else leader
         found: list[Batch] = []
-        for fetched in committed(one.topic, data or b"", aborted or []):
-            found += from_offset(fetched.batches, offset, one.epoch)
-            position = max(position, fetched.next_offset)
+        for batches, next_offset in committed(one.topic, data or b"", aborted or []):
+            found += from_offset(batches, offset, one.epoch)
+            position = max(position, next_offset)
         if found or position >= stop:
             return found
     raise StorageError("log.unreachable", f"topic {one.topic!r}: Kafka's leader does not answer")

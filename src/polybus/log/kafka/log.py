@@ -1,9 +1,9 @@
 """KafkaLog: the Log in a Kafka cluster that several nodes share.
 
 `append` only takes a batch. The link's thread sends it to the leader of its topic; the answer gives
-it its offset and makes its ticket durable. Every node follows all topics and hands on what the
-cluster has confirmed (`on_arrived`), so that all nodes have one order, and no reader sees a message
-that the cluster may still lose. What the node has published itself it has already.
+it its offset and makes its ticket durable. Independently every node follows all topics and hands
+on what the cluster has confirmed (`on_arrived`), so that all nodes have one order, and no reader
+sees a message that the cluster may still lose.
 
 Threads: the bus's thread appends and admits; the link's thread owns topics, queues and fetches; any
 thread reads. Tickets are settled in their order, although leaders answer independently.
@@ -102,7 +102,6 @@ class KafkaLog:
         self._durable = 0
         self._taken_bytes = self._done_bytes = self._fetched_bytes = self._admitted_bytes = 0
         self._open_tickets: deque[int] = deque()
-        self._answered_tickets: list[int] = []
         self._settled: set[int] = set()
         self._lock: DataLock | None = None
         addresses = brokers_of(url)
@@ -263,26 +262,16 @@ class KafkaLog:
         return self._ticket
 
     def _acked(self, taken: Sequence[Taken]) -> None:
-        batches = [one.batch for one in taken]
-        topic, epoch = batches[-1].topic, batches[-1].epoch
-        found = self._shared if topic == SHARED else self._directory.topics.get(topic)
-        if found is not None and found.epoch == epoch:
-            found.acked_stop = max(found.acked_stop, batches[-1].last_offset + 1)
-            self._following.acked(found, batches)
+        topic = self._directory.topics.get(taken[-1].batch.topic)
+        if topic is not None:
+            topic.acked_stop = max(topic.acked_stop, taken[-1].batch.last_offset + 1)
         self._answered(taken)
 
     def _answered(self, taken: Sequence[Taken]) -> None:
         """A broker has said what becomes of batches of a topic."""
         self._done_bytes += sum(one.value_bytes for one in taken)
         self._failing.pop(taken[-1].batch.topic, None)
-        if not self._answered_tickets:
-            # With those of the other topics in the same answer: the bus's thread is woken once.
-            self.link.loop.call_soon(self._settle_answered)
-        self._answered_tickets += [one.ticket for one in taken]
-
-    def _settle_answered(self) -> None:
-        tickets, self._answered_tickets = self._answered_tickets, []
-        self._settle(tickets)
+        self._settle([one.ticket for one in taken])
 
     def _refused(self, taken: Sequence[Taken], error: PolybusError) -> None:
         for one in taken:

@@ -61,10 +61,6 @@ class UnderWay:
     data: bytes
     count: int
 
-    def set_time(self, time_ms: int) -> None:
-        for one in self.taken:
-            one.batch.timestamp_us = time_ms * 1000
-
 
 class TopicQueue:
     """What a topic has yet to send, and the next sequence number there."""
@@ -107,24 +103,6 @@ class TopicQueue:
         """Send what is under way as another producer."""
         if self.under_way is not None:
             self.under_way = self._encoded(self.under_way.taken, producer)
-
-    def stored(self, first: int, stop: int, sender: ProducerState) -> list[Batch] | None:
-        """What is under way, with its offsets, if this RecordBatch is it."""
-        part = self.under_way
-        is_ours = part is not None and part.count == stop - first
-        if part is None or not is_ours or sender != ProducerState(*self.producer, self.sequence):
-            return None
-        self.place(part, first)
-        return [one.batch for one in part.taken]
-
-    def place(self, part: UnderWay, offset: int) -> None:
-        """Give what is under way its offsets."""
-        for one in part.taken:
-            batch = one.batch
-            batch.epoch, batch.first_offset = self.epoch, offset
-            # Kafka's times are milliseconds, and all nodes show the same.
-            batch.timestamp_us -= batch.timestamp_us % 1000
-            offset += len(batch)
 
     def advance(self) -> list[Taken]:
         """What is under way has its answer."""
@@ -256,12 +234,9 @@ class Producing:
             return False
         queues = {queue.name: (queue, part) for queue, part in parts}
         is_done = True
-        for name, ((_, error, offset, *more),) in answer.topics:
+        for name, ((_, error, offset, *_),) in answer.topics:
             queue, part = queues[name]
             if queue.under_way is part:
-                if more and more[0] >= 0:
-                    # The topic has the times of its leader.
-                    part.set_time(more[0])
                 is_done &= await self._act(queue, part, error, offset)
         # Topics that have more go behind those that were left out.
         for queue, _ in parts:
@@ -277,8 +252,11 @@ class Producing:
             return True
         if error in (0, DUPLICATE):
             queue.answered_s = self._link.loop.time()
-            queue.place(part, offset)
-            self._tell.acked(queue.advance())
+            for taken in queue.advance():
+                taken.batch.epoch = queue.epoch
+                taken.batch.first_offset = offset
+                offset += len(taken.batch)
+            self._tell.acked(part.taken)
             return True
         if error == UNKNOWN_TOPIC and self._queue_of(queue.topic) is not queue:
             self.refuse_all(queue, unknown(queue.topic))

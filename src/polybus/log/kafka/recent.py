@@ -12,7 +12,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from typing import Any
 
 from polybus.batch import Batch
 from polybus.log.columns import copy_of, weight_of
@@ -21,8 +20,6 @@ from polybus.log.kafka.following import from_offset
 from polybus.log.kafka.producing import TopicQueue
 from polybus.log.kafka.registry import TopicRecord
 
-UNUSED_RATIO = 4
-UNUSED_BYTES = 4 << 10
 READERS_MAX = 16
 """Of how many readers what a fetch has left is kept; that of each is a fetch at most."""
 
@@ -37,8 +34,8 @@ class KafkaTopic(Followed):
         self.tail: deque[Batch] = deque()
         self.tail_start = record.first
         self.queue = TopicQueue(record.topic, name, record.epoch)
+        self.acked_stop = 0
         self.missing_since_s = 0.0
-        self.stored = self.queue.stored
 
 
 class RecentMessages:
@@ -52,17 +49,11 @@ class RecentMessages:
         self.lock = threading.Lock()
 
     def add(self, topic: KafkaTopic, batches: Sequence[Batch], stop: int) -> None:
-        owners = [_owner(batch) for batch in batches]
-        used: dict[int, int] = {}
-        for batch, owner in zip(batches, owners, strict=True):
-            used[id(owner)] = used.get(id(owner), 1) + batch.value_bytes
-        found = [
-            _kept(batch, memoryview(owner).nbytes, used[id(owner)])
-            for batch, owner in zip(batches, owners, strict=True)
-        ]
         with self.lock:
-            for kept, weight in found:
+            for batch in batches:
+                kept = copy_of(batch)
                 topic.tail.append(kept)
+                weight = weight_of(kept) + len(kept.buffer) // max(1, len(batches))
                 self._bytes += weight
                 self._order.append((topic, weight))
             topic.stop = stop
@@ -95,27 +86,6 @@ class RecentMessages:
         if found and found[0].first_offset < offset:
             found[0] = found[0].slice(offset - found[0].first_offset, len(found[0]))
         return found
-
-
-def _owner(batch: Batch) -> Any:
-    """The buffer that a batch keeps in memory."""
-    buffer = batch.buffer
-    return buffer.obj if isinstance(buffer, memoryview) else buffer
-
-
-def _kept(batch: Batch, buffer_bytes: int, used_bytes: int) -> tuple[Batch, int]:
-    """A copy of a batch, and what it takes in memory; so much of its buffer is used here.
-
-    What this node published lies in what it has read from a socket, beside messages of other
-    topics, which must not stay in memory with it.
-    """
-    if buffer_bytes > UNUSED_RATIO * used_bytes + UNUSED_BYTES:
-        kept = Batch.of(batch.topic, list(batch.values()), headers=batch.headers, keys=batch.keys)
-        kept.protocol, kept.sender = batch.protocol, batch.sender
-        kept.timestamp_us, kept.epoch = batch.timestamp_us, batch.epoch
-        kept.first_offset = batch.first_offset
-        return kept, 2 * weight_of(kept)
-    return copy_of(batch), weight_of(batch) + buffer_bytes * batch.value_bytes // used_bytes
 
 
 class ReadAhead:

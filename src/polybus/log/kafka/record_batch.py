@@ -7,7 +7,7 @@ and the batch's sequence number let the broker drop a batch that is sent again a
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from aiokafka import codec
@@ -102,18 +102,8 @@ class Fetched:
     is_marker: bool
 
 
-Known = Callable[[int, int, ProducerState], list[Batch] | None]
-"""The messages from an offset on, up to another, of a producer; None if they must be decoded."""
-
-
-def nothing_known(first: int, stop: int, sender: ProducerState) -> None:
-    return None
-
-
-def decode_batches(topic: str, data: bytes, known: Known = nothing_known) -> Iterator[Fetched]:
+def decode_batches(topic: str, data: bytes) -> Iterator[Fetched]:
     """The whole RecordBatches in the bytes of a fetch; the last one may be cut off.
-
-    Those that are known are not decoded.
 
     Raises:
         StorageError: `log.damaged`, a checksum or the records are wrong.
@@ -122,26 +112,24 @@ def decode_batches(topic: str, data: bytes, known: Known = nothing_known) -> Ite
     while len(data) - at >= HEADER.size:
         fields = HEADER.unpack_from(data, at)
         base_offset, length, _, magic, checksum, attributes, last_delta, base_ms = fields[:8]
-        max_ms, *sender, count = fields[8:]
+        max_ms, producer_id, _, _, count = fields[8:]
         end = at + LENGTH_END + length
         if magic != MAGIC:
             text = f"topic {topic!r}, offset {base_offset}: Kafka message format {magic} is not 2"
             raise StorageError("log.damaged", text)
         if end > len(data):
             return
-        next_offset = base_offset + last_delta + 1
+        if calc_crc32c(data[at + CHECKED_FROM : end]) != checksum:
+            raise _damaged(topic, base_offset, "its checksum is wrong")
         is_marker = bool(attributes & CONTROL)
-        found = known(base_offset, next_offset, ProducerState(*sender))
-        if found is None:
-            if calc_crc32c(data[at + CHECKED_FROM : end]) != checksum:
-                raise _damaged(topic, base_offset, "its checksum is wrong")
-            has_messages = count and not is_marker
-            found = _messages(topic, data[at + HEADER.size : end], fields) if has_messages else []
+        found: list[Batch] = []
+        if count and not is_marker:
+            found = _messages(topic, data[at + HEADER.size : end], fields)
         if attributes & LOG_APPEND_TIME:
             for batch in found:
                 batch.timestamp_us = max_ms * 1000
         is_transactional = bool(attributes & TRANSACTIONAL)
-        yield Fetched(found, next_offset, sender[0], is_transactional, is_marker)
+        yield Fetched(found, base_offset + last_delta + 1, producer_id, is_transactional, is_marker)
         at = end
 
 

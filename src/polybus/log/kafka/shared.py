@@ -32,7 +32,6 @@ class SharedTopic(Followed):
         self._kafka = kafka
         self.hand_on = hand_on
         self.queue = TopicQueue(SHARED, self.name, 0)
-        self.stored = self.queue.stored
 
     async def open(self) -> None:
         """Hand on all existing entries. Raises StorageError."""
