@@ -35,8 +35,9 @@ new Promise((resolve) => {
 READY = """
 new Promise((resolve) => {
   const look = () => {
-    const isShown = document.querySelector("h1") && /[0-9]/.test(
-      document.querySelector(".tile-value")?.textContent ?? "");
+    const tiles = [...document.querySelectorAll(".tile-value")];
+    const hasFigure = tiles.some((one) => /[0-9]/.test(one.textContent));
+    const isShown = document.querySelector("h1") && hasFigure;
     if (isShown) resolve(performance.now());
     else setTimeout(look, 2);
   };
