@@ -113,7 +113,7 @@ def test_refused_redeliveries_exports_and_downloads_say_why(
             console.click("Redeliver")
             console.sees("You may not do this.", within=".failure")
             console.open("topic", name="news")
-            console.sees("first", within="td.wide")
+            console.until(lambda: console.texts("td.wide"), "the messages")
             console.choose("select[aria-label='Export what is shown']", "csv")
             console.sees("You may not do this.", within=".failure")
             console.open("sql", query="SELECT 1 AS one")
