@@ -36,7 +36,7 @@ from disk_kit import End, Tree, WatchedDisk
 
 from polybus.log.arrow_alone import leave_pandas_out
 from polybus.services.checking import verify
-from polybus.torture.warm import start_server
+from polybus.torture.bus.warm import start_server
 
 ENDS: tuple[End, ...] = ("kill", "cut", "torn")
 LOOK_S = 20

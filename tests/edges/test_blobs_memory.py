@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from bad_input_kit import MEBI
 
-from polybus.torture.child import BusChild
+from polybus.torture.bus.child import BusChild
 
 pytestmark = pytest.mark.slow
 

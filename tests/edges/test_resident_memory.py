@@ -22,9 +22,9 @@ from pathlib import Path
 from edge_kit import frame, line
 from raw_http_kit import UPGRADE
 
-from polybus.torture.child import BusChild
-from polybus.torture.frames import PARSERS, encoded, mutated
-from polybus.torture.fuzz import HEADS
+from polybus.torture.bus.child import BusChild
+from polybus.torture.faults.clients.frames import PARSERS, encoded, mutated
+from polybus.torture.faults.clients.fuzz import HEADS
 
 MIB = 1 << 20
 # What an attack may take while it lasts: waiting messages (memory-bytes-max), caches of the log and

@@ -19,10 +19,10 @@ from seeds_kit import seed_of_source
 
 from polybus.cli.torture import torture as command
 from polybus.torture import campaign
+from polybus.torture.bus.warm import start_server
 from polybus.torture.campaign import FAULTS, FULL, ON_ONE_MACHINE, Campaign
 from polybus.torture.report import INVARIANTS, Findings
 from polybus.torture.rounds import Round
-from polybus.torture.warm import start_server
 from polybus.torture.workers import Worker, first_ended
 
 # What a campaign finds has the command that repeats it, with the seed.

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import pytest
 
 from polybus.errors import PolybusError
-from polybus.torture.child import BusChild
-from polybus.torture.control import EVERY_CHANGE, Shim
-from polybus.torture.cuts import PowerCut
+from polybus.torture.bus.child import BusChild
+from polybus.torture.bus.control import EVERY_CHANGE, Shim
+from polybus.torture.faults.crashes.cuts import PowerCut
 
 T = TypeVar("T")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from polybus.log.verify.verify import Damage, VerifyReport
-from polybus.torture.flips import Holdings, NamedDamages, compare
-from polybus.torture.harms import TOGETHER_MAX, Harm, kinds, owners_of, together
+from polybus.torture.faults.files.flips import Holdings, NamedDamages, compare
+from polybus.torture.faults.files.harms import TOGETHER_MAX, Harm, kinds, owners_of, together
 from polybus.torture.report import Findings
 
 

@@ -8,8 +8,8 @@ import socket
 import pytest
 
 from polybus.config import Limits
-from polybus.torture import fuzz
-from polybus.torture.frames import (
+from polybus.torture.faults.clients import fuzz
+from polybus.torture.faults.clients.frames import (
     API,
     BLOB,
     KEY,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polybus.client.http.sources import Pack, StreamEvent
-from polybus.torture.ledger import DIRECT, MessageLedger, SessionLedger, parse_value, value_of
+from polybus.torture.load.ledger import DIRECT, MessageLedger, SessionLedger, parse_value, value_of
 from polybus.torture.report import INVARIANTS, Findings
 
 

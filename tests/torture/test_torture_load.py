@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from polybus.torture import upkeep
-from polybus.torture.child import TOPICS, BusChild
-from polybus.torture.ledger import INLINE_BYTES_MAX, parse_value
-from polybus.torture.load import LOADED, SCHEMES, Load
+from polybus.torture.bus.child import TOPICS, BusChild
+from polybus.torture.load import upkeep
+from polybus.torture.load.ledger import INLINE_BYTES_MAX, parse_value
+from polybus.torture.load.load import LOADED, SCHEMES, Load
 from polybus.torture.report import Findings
 
 

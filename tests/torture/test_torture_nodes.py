@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from seeds_kit import seed_of_source
 
-from polybus.torture.links import BrokerLink
-from polybus.torture.nodes import node_round
+from polybus.torture.faults.cluster.links import BrokerLink
+from polybus.torture.faults.cluster.nodes import node_round
 
 
 @pytest.mark.slow

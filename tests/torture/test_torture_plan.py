@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from polybus.torture import flips, kills
 from polybus.torture.chances import ranked, split
-from polybus.torture.harms import Harm, kinds
+from polybus.torture.faults.crashes import kills
+from polybus.torture.faults.files import flips
+from polybus.torture.faults.files.harms import Harm, kinds
 from polybus.torture.report import Findings
 
 

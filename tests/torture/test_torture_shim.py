@@ -15,8 +15,16 @@ from pathlib import Path
 import pytest
 
 from polybus.bench import BenchError
-from polybus.torture.control import CUT_POWER, EVERY_CHANGE, KILL_SELF, SYNC, WRITE, Shim, library
-from polybus.torture.cuts import BLOCK_BYTES, PowerCut, read_changes
+from polybus.torture.bus.control import (
+    CUT_POWER,
+    EVERY_CHANGE,
+    KILL_SELF,
+    SYNC,
+    WRITE,
+    Shim,
+    library,
+)
+from polybus.torture.faults.crashes.cuts import BLOCK_BYTES, PowerCut, read_changes
 
 HEAD = """
 import os

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from polybus.services.state_rows import verify_state
-from polybus.torture.control import SYNC, Shim
+from polybus.torture.bus.control import SYNC, Shim
 
 pytestmark = pytest.mark.slow
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from polybus.torture import slow, stalls
-from polybus.torture.child import BusChild
+from polybus.torture.bus.child import BusChild
+from polybus.torture.faults.clients import slow, stalls
+from polybus.torture.faults.clients.storms import Storm, storm_settings
 from polybus.torture.report import Findings
-from polybus.torture.storms import Storm, storm_settings
 
 CLIENTS = 40
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from polybus.torture.child import BusChild
-from polybus.torture.nursery import is_nursery
-from polybus.torture.warm import WarmProcess
+from polybus.torture.bus.child import BusChild
+from polybus.torture.bus.nursery import is_nursery
+from polybus.torture.bus.warm import WarmProcess
 
 pytestmark = pytest.mark.slow
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from polybus.log.verify.verify import Damage, VerifyReport
-from polybus.torture.child import BusChild
-from polybus.torture.mixes import _check_named
+from polybus.torture.bus.child import BusChild
+from polybus.torture.faults.clients.watch import PROBE_TOPIC, BusWatch, Lateness, watched_round
+from polybus.torture.faults.mixes import _check_named
 from polybus.torture.report import Findings
-from polybus.torture.watch import PROBE_TOPIC, BusWatch, Lateness, watched_round
 
 
 async def _nothing(child: BusChild) -> None: ...

@@ -19,11 +19,11 @@ from polybus.bench import BenchError
 from polybus.cli.common import exits
 from polybus.cli.common.output import echo_json, echo_table, progress_bar, say, shown
 from polybus.log.arrow_alone import leave_pandas_out
+from polybus.torture.bus.control import library
 from polybus.torture.campaign import COMPILED, FAULTS, FULL, ON_ONE_MACHINE, Campaign
-from polybus.torture.control import library
+from polybus.torture.faults.clients.storms import files_needed
 from polybus.torture.report import INVARIANTS
 from polybus.torture.rounds import Round
-from polybus.torture.storms import files_needed
 
 DEFAULT_S = 120.0
 NOTES_MAX = 20

@@ -16,22 +16,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from polybus.torture.clock import clock_round
-from polybus.torture.flips import flip_round
-from polybus.torture.frames import PARSERS
-from polybus.torture.fuzz import fuzz_round
-from polybus.torture.kills import kill_round
-from polybus.torture.mixes import mixed_round
-from polybus.torture.nodes import node_round
-from polybus.torture.outages import outage_round
-from polybus.torture.power import cut_round
+from polybus.torture.faults.clients.frames import PARSERS
+from polybus.torture.faults.clients.fuzz import fuzz_round
+from polybus.torture.faults.clients.slow import slow_round
+from polybus.torture.faults.clients.stalls import stall_round
+from polybus.torture.faults.clients.storms import CLIENTS_MAX, reconnect_round, storm_round
+from polybus.torture.faults.cluster.nodes import node_round
+from polybus.torture.faults.crashes.clock import clock_round
+from polybus.torture.faults.crashes.kills import kill_round
+from polybus.torture.faults.crashes.outages import outage_round
+from polybus.torture.faults.crashes.power import cut_round
+from polybus.torture.faults.crashes.writes import write_kill_round
+from polybus.torture.faults.files.flips import flip_round
+from polybus.torture.faults.mixes import mixed_round
 from polybus.torture.report import Findings
 from polybus.torture.rounds import Round
-from polybus.torture.slow import slow_round
-from polybus.torture.stalls import stall_round
-from polybus.torture.storms import CLIENTS_MAX, reconnect_round, storm_round
 from polybus.torture.workers import Worker, first_ended
-from polybus.torture.writes import write_kill_round
 
 RoundRun = Callable[[Path, random.Random, int], Coroutine[Any, Any, Findings]]
 Tell = Callable[[str], None]

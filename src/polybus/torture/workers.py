@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 
+from polybus.torture.bus.warm import processes, start_server
 from polybus.torture.report import Findings
 from polybus.torture.rounds import Round
-from polybus.torture.warm import processes, start_server
 
 Perform = Callable[[Round], Findings]
 

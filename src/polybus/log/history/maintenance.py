@@ -48,7 +48,7 @@ class Maintenance:
     """
 
     start_process = subprocess.Popen
-    """How a hand-over is started; `polybus torture` forks it (torture/warm.py)."""
+    """How a hand-over is started; `polybus torture` forks it (torture/bus/warm.py)."""
 
     def __init__(
         self,

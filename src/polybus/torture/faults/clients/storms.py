@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from polybus.errors import PolybusError
-from polybus.torture.child import SETTINGS, BusChild, shown
-from polybus.torture.ledger import MessageLedger
-from polybus.torture.peers import PlainPeer
+from polybus.torture.bus.child import SETTINGS, BusChild, shown
+from polybus.torture.faults.clients.peers import PlainPeer
+from polybus.torture.faults.clients.watch import BROKEN, BusWatch, watched_round
+from polybus.torture.load.ledger import MessageLedger
 from polybus.torture.report import Findings
-from polybus.torture.watch import BROKEN, BusWatch, watched_round
 
 BACK_S_MAX = 30.0
 CLIENTS_MAX = 10_000

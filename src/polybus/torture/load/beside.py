@@ -18,10 +18,10 @@ from polybus.client.options import Credentials
 from polybus.errors import PolybusError, StorageError
 from polybus.log.history import exposed
 from polybus.log.layout import admin_token_path, exposed_folder, topic_folder
-from polybus.torture.child import TOPICS, BusChild, ask_on, shown
-from polybus.torture.ledger import value_of
+from polybus.torture.bus.child import TOPICS, BusChild, ask_on, shown
+from polybus.torture.load.ledger import value_of
+from polybus.torture.load.side_load import SideLoad
 from polybus.torture.report import Findings
-from polybus.torture.side_load import SideLoad
 
 PAYLOADS = "payloads"
 SHARED = "shared"

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from polybus.errors import PolybusError
-from polybus.torture.child import BusChild
-from polybus.torture.control import CONTROL
-from polybus.torture.ledger import MessageLedger
+from polybus.torture.bus.child import BusChild
+from polybus.torture.bus.control import CONTROL
+from polybus.torture.bus.warm import processes, start_server
+from polybus.torture.load.ledger import MessageLedger
 from polybus.torture.report import Findings
-from polybus.torture.warm import processes, start_server
 
 
 @dataclass

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from polybus.torture.control import Shim
+from polybus.torture.bus.control import Shim
 
 BLOCK_BYTES = 4096
 _HEAD = struct.Struct("<IIQQqq")

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 
 from polybus.client import connect
 from polybus.errors import PolybusError
-from polybus.torture.child import BusChild, shown
-from polybus.torture.kills import check_files
-from polybus.torture.ledger import MessageLedger
+from polybus.torture.bus.child import BusChild, shown
+from polybus.torture.faults.crashes.kills import check_files
+from polybus.torture.load.ledger import MessageLedger
 from polybus.torture.report import Findings
 
 ANSWER_S_MAX = 1.0

@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from polybus.scan.binary_py import HEADER, HEADER_BYTES
-from polybus.torture.child import GROWTH_BYTES_MAX, BusChild
-from polybus.torture.peers import UPGRADE, PlainPeer
+from polybus.torture.bus.child import GROWTH_BYTES_MAX, BusChild
+from polybus.torture.faults.clients.peers import UPGRADE, PlainPeer
+from polybus.torture.faults.clients.storms import raise_files_limit
+from polybus.torture.faults.clients.watch import BusWatch, watched_round
 from polybus.torture.report import Findings
-from polybus.torture.storms import raise_files_limit
-from polybus.torture.watch import BusWatch, watched_round
 from polybus.wire.boson_frames import encode_frame
 
 SLICES = 3

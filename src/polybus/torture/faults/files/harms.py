@@ -17,7 +17,7 @@ from polybus import names
 from polybus.services.state_rows import NAME as STATE
 from polybus.services.transactions.commits import TOPIC as COMMITS
 from polybus.torture.chances import ranked
-from polybus.torture.load import FOLLOWED
+from polybus.torture.load.load import FOLLOWED
 
 ZERO_BYTES_MAX = 4096
 HARMS = ("flip", "flip", "cut", "zero", "remove")

@@ -15,11 +15,11 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 
+from polybus.torture.bus.child import GROWTH_BYTES_MAX, BusChild
 from polybus.torture.chances import split
-from polybus.torture.child import GROWTH_BYTES_MAX, BusChild
-from polybus.torture.peers import UPGRADE, PlainPeer
+from polybus.torture.faults.clients.peers import UPGRADE, PlainPeer
+from polybus.torture.faults.clients.stalls import Crowd, DelaysByKind, crowd_round, crowd_settings
 from polybus.torture.report import Findings
-from polybus.torture.stalls import Crowd, DelaysByKind, crowd_round, crowd_settings
 from polybus.wire import boson_properties
 from polybus.wire.boson_frames import encode_frame
 

@@ -13,8 +13,8 @@ from polybus.log.opening import open_reader
 from polybus.log.verify.verify import VerifyReport
 from polybus.services.backup import backup
 from polybus.services.checking import verify
-from polybus.torture.child import TOPICS
-from polybus.torture.side_load import SideLoad
+from polybus.torture.bus.child import TOPICS
+from polybus.torture.load.side_load import SideLoad
 
 EXPIRING = "expiring"
 WRITER = "http"

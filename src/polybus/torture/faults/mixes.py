@@ -14,12 +14,12 @@ from polybus.errors import PolybusError
 from polybus.log.journal.floor import NAME as FLOOR
 from polybus.log.verify.verify import VerifyReport
 from polybus.services.state_rows import NAME as STATE
+from polybus.torture.bus.child import SETTINGS, BusChild
 from polybus.torture.chances import split
-from polybus.torture.child import SETTINGS, BusChild
-from polybus.torture.harms import Harm, kinds
-from polybus.torture.kills import check_files
+from polybus.torture.faults.clients.storms import Storm, rooms_of
+from polybus.torture.faults.crashes.kills import check_files
+from polybus.torture.faults.files.harms import Harm, kinds
 from polybus.torture.report import Findings
-from polybus.torture.storms import Storm, rooms_of
 
 CLIENTS = 60
 STORM_S = 10.0

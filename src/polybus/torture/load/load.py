@@ -20,12 +20,12 @@ from polybus.client.http.connection import HttpConnection
 from polybus.client.http.sources import PackSource, PollSource, WebSocketSource
 from polybus.errors import PolybusError
 from polybus.services.transactions.staging import SCHEMA
-from polybus.torture.beside import EXPOSED, BesideLoad
+from polybus.torture.bus.child import SETTINGS, TOPICS, BusChild, ask_on, shown
 from polybus.torture.chances import split
-from polybus.torture.child import SETTINGS, TOPICS, BusChild, ask_on, shown
-from polybus.torture.ledger import DIRECT, INLINE_BYTES_MAX, MessageLedger, SessionLedger
+from polybus.torture.load.beside import EXPOSED, BesideLoad
+from polybus.torture.load.ledger import DIRECT, INLINE_BYTES_MAX, MessageLedger, SessionLedger
+from polybus.torture.load.upkeep import UpkeepLoad
 from polybus.torture.report import Findings
-from polybus.torture.upkeep import UpkeepLoad
 
 SCHEMES = ("boson", "boson+properties", "goms", "http", "queue")
 FOLLOWED = TOPICS[:2]

@@ -4,11 +4,11 @@ import asyncio
 import random
 from pathlib import Path
 
+from polybus.torture.bus.child import BusChild
+from polybus.torture.bus.control import Shim
 from polybus.torture.chances import split
-from polybus.torture.child import BusChild
-from polybus.torture.control import Shim
-from polybus.torture.kills import check_files, finish_round
-from polybus.torture.load import LOADED, Load
+from polybus.torture.faults.crashes.kills import check_files, finish_round
+from polybus.torture.load.load import LOADED, Load
 from polybus.torture.report import Findings
 
 _DAY_S = 86400.0

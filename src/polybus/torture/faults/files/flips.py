@@ -23,7 +23,11 @@ from polybus.log.layout import exposed_folder, topic_folder
 from polybus.log.verify.verify import VerifyReport
 from polybus.services.state_rows import NAME as STATE
 from polybus.services.transactions.commits import TOPIC as COMMITS
-from polybus.torture.beside import (
+from polybus.torture.bus.child import NOT_SERVED, TOPICS, BusChild, shown
+from polybus.torture.chances import split
+from polybus.torture.faults.crashes.kills import check_log
+from polybus.torture.faults.files.harms import Harm, kinds, owners_of, together
+from polybus.torture.load.beside import (
     EXPOSED,
     PAYLOADS,
     RIGHT,
@@ -33,12 +37,8 @@ from polybus.torture.beside import (
     served_blobs,
     table_rows,
 )
-from polybus.torture.chances import split
-from polybus.torture.child import NOT_SERVED, TOPICS, BusChild, shown
-from polybus.torture.harms import Harm, kinds, owners_of, together
-from polybus.torture.kills import check_log
-from polybus.torture.ledger import DIRECT, MessageLedger, value_of
-from polybus.torture.load import LOADED, PRODUCER, Load
+from polybus.torture.load.ledger import DIRECT, MessageLedger, value_of
+from polybus.torture.load.load import LOADED, PRODUCER, Load
 from polybus.torture.report import Findings
 
 LOAD_S = 1.5

@@ -21,8 +21,8 @@ from polybus.client.options import ClientOptions, Credentials, parse
 from polybus.errors import PolybusError
 from polybus.log.verify.verify import VerifyReport
 from polybus.services.checking import verify
-from polybus.torture.nursery import is_nursery
-from polybus.torture.warm import WarmProcess
+from polybus.torture.bus.nursery import is_nursery
+from polybus.torture.bus.warm import WarmProcess
 
 TOPICS = ("alpha", "beta", "queue")
 START_S_MAX = 30.0

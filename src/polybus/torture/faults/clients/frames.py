@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from struct import calcsize, pack
 from typing import Any
 
-from polybus.torture.child import TOPICS
+from polybus.torture.bus.child import TOPICS
 
 DEPTH = 2000
 KEY = b"<session key>"

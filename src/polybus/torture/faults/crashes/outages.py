@@ -12,13 +12,13 @@ import signal
 from pathlib import Path
 
 from polybus.errors import PolybusError
-from polybus.torture import control
+from polybus.torture.bus import control
+from polybus.torture.bus.child import BusChild, shown
+from polybus.torture.bus.control import Shim
 from polybus.torture.chances import split
-from polybus.torture.child import BusChild, shown
-from polybus.torture.control import Shim
-from polybus.torture.cuts import PowerCut
-from polybus.torture.kills import check_files, check_log, finish_round
-from polybus.torture.load import LOADED, Load
+from polybus.torture.faults.crashes.cuts import PowerCut
+from polybus.torture.faults.crashes.kills import check_files, check_log, finish_round
+from polybus.torture.load.load import LOADED, Load
 from polybus.torture.report import Findings
 
 FILES = (

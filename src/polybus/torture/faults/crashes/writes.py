@@ -5,11 +5,11 @@ import random
 import signal
 from pathlib import Path
 
+from polybus.torture.bus.child import BusChild
+from polybus.torture.bus.control import KILL_SELF, Shim
 from polybus.torture.chances import split
-from polybus.torture.child import BusChild
-from polybus.torture.control import KILL_SELF, Shim
-from polybus.torture.kills import check_files, finish_round
-from polybus.torture.load import LOADED, Load
+from polybus.torture.faults.crashes.kills import check_files, finish_round
+from polybus.torture.load.load import LOADED, Load
 from polybus.torture.report import Findings
 
 # Writes, opens, renames …: a start does 44 to 186, the load a thousand in a second.

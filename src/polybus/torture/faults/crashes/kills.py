@@ -7,9 +7,9 @@ import random
 import signal
 from pathlib import Path
 
+from polybus.torture.bus.child import GROWTH_BYTES_MAX, BusChild
 from polybus.torture.chances import split
-from polybus.torture.child import GROWTH_BYTES_MAX, BusChild
-from polybus.torture.load import LOADED, Load
+from polybus.torture.load.load import LOADED, Load
 from polybus.torture.report import Findings
 
 MOMENTS = ("load", "load", "start", "hand-over", "hand-over process", "stopped")

@@ -20,11 +20,11 @@ from typing import Any, cast
 from polybus.client.options import ClientOptions, Credentials
 from polybus.errors import PolybusError
 from polybus.testing.kafka import KafkaBrokers
+from polybus.torture.bus.child import TOPICS, BusChild, shown
 from polybus.torture.chances import split
-from polybus.torture.child import TOPICS, BusChild, shown
-from polybus.torture.kills import check_exceptions
-from polybus.torture.links import BrokerLink
-from polybus.torture.load import ENDED, Load, LoadJob
+from polybus.torture.faults.cluster.links import BrokerLink
+from polybus.torture.faults.crashes.kills import check_exceptions
+from polybus.torture.load.load import ENDED, Load, LoadJob
 from polybus.torture.report import Findings
 
 NODES = 3

@@ -24,8 +24,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from polybus.bench import BenchError
-from polybus.torture.control import CONTROL, PRELOAD, library
-from polybus.torture.nursery import open_nursery
+from polybus.torture.bus.control import CONTROL, PRELOAD, library
+from polybus.torture.bus.nursery import open_nursery
 
 PRELOADED = (
     *("polybus.torture.campaign", "polybus.cli.serve", "polybus.edges.node", "uvloop"),

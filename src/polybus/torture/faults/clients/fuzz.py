@@ -9,12 +9,12 @@ import time
 from pathlib import Path
 
 from polybus.errors import PolybusError
-from polybus.torture.child import BusChild
-from polybus.torture.frames import KEY, PARSERS, PAYLOAD, QUERIES, encoded, mutated
-from polybus.torture.load import LOADED
-from polybus.torture.peers import UPGRADE
+from polybus.torture.bus.child import BusChild
+from polybus.torture.faults.clients.frames import KEY, PARSERS, PAYLOAD, QUERIES, encoded, mutated
+from polybus.torture.faults.clients.peers import UPGRADE
+from polybus.torture.faults.clients.watch import BusWatch, watched_round
+from polybus.torture.load.load import LOADED
 from polybus.torture.report import Findings
-from polybus.torture.watch import BusWatch, watched_round
 
 # The bus ends a connection at the first frame that it cannot read past; goMS reads past any.
 FRAMES_PER_CONNECTION = {"goms": 64, "udp": 64}

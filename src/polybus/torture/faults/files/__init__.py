@@ -1,0 +1,1 @@
+"""Files of a stopped bus are damaged."""

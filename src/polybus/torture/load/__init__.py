@@ -1,0 +1,1 @@
+"""What a bus does while faults happen, and what it promised to whom."""
