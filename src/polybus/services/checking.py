@@ -8,8 +8,9 @@ from pathlib import Path
 
 from polybus.lake.folders import OLD_FORMAT, table_folders
 from polybus.log.layout import accounts_folder, folders_in
+from polybus.log.spark_checkpoint import checkpoint_damages
 from polybus.log.verify import verify as log
-from polybus.log.verify.notes import DISPENSABLE, checkpoint_damages, note_damages
+from polybus.log.verify.notes import DISPENSABLE, note_damages
 from polybus.log.verify.tables import table_damages, undecodable, unlisted
 from polybus.services.accounts.edits import found_config, unused_edit
 from polybus.services.accounts.store import damaged_accounts

@@ -1,12 +1,4 @@
-"""The layout of a Spark checkpoint on a local disk.
-
-No other module knows it, but `log/verify/notes.py`, which works without Spark: it checks that the
-files are there and whole.
-
-    CHECKPOINT/metadata     {"id": QUERY ID}, written once
-    CHECKPOINT/offsets/N    the plan of batch N: a version, settings, then a line per source with
-                            the offset at which the batch ends; batch N - 1 has where it starts
-    CHECKPOINT/commits/N    batch N is done
+"""What a Spark checkpoint says about our sources; log/spark_checkpoint.py has its layout.
 
 The offset of our source is JSON. `offset` is the next one to read. `from` is the offset at which
 the batch begins in a topic, if that is not the `offset` of the batch before: the topic joined, or
@@ -20,18 +12,11 @@ is put back to messages that an earlier batch left out.
 
 That of a stream of a lake table is a position in the table's log (lake/following.py).
 
-Spark writes `offsets/N` before it runs batch N and `commits/N` after it, and fsyncs neither. A
-batch that has a plan and no commit runs again, over the same messages, when the query restarts.
 Whoever stores results of a batch outside of the checkpoint calls `sync_batch` first: otherwise a
 power cut could lose the plan but keep the results, and the batch number would return with other
 messages. `calling_query` finds the checkpoint of a function for `foreachBatch`.
-
-These functions never change or remove a file that Spark wrote.
 """
 
-import json
-import uuid
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
@@ -39,7 +24,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from polybus.errors import StorageError, UsageError
-from polybus.log.disk import Disk, replace_file, sync_path
+from polybus.log.spark_checkpoint import CheckpointFiles
 from polybus.spark.internals import BATCH_ID, QUERY_ID, checkpoint_root, java_errors
 from polybus.structs import convert, decode
 
@@ -98,69 +83,22 @@ def our_offset(text: Any) -> StreamOffset | None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """The checkpoint in a folder, which may not exist yet."""
+class Checkpoint(CheckpointFiles):
+    """The checkpoint of a query, with what its plans say about a source of format polybus."""
 
-    path: Path
-
-    def query_id(self) -> str:
-        """The id of the query. A checkpoint that replaces this one has another id.
-
-        Raises:
-            FileNotFoundError: no query has started with the checkpoint.
-            ValueError: the file is damaged.
-        """
-        path = self.path / "metadata"
-        try:
-            return str(json.loads(path.read_bytes())["id"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path} is damaged: {error}") from error
-
-    def create_query_id(self) -> str:
-        """The id of the query; a checkpoint without one gets one, which Spark then uses."""
-        try:
-            return self.query_id()
-        except FileNotFoundError:
-            created = str(uuid.uuid4())
-            Disk().make_folder(self.path)
-            replace_file(self.path / "metadata", json.dumps({"id": created}).encode())
-            return created
-
-    def has_batches(self) -> bool:
-        """Whether a batch was ever planned."""
-        return bool(self._numbers("offsets"))
-
-    def unfinished_batch(self) -> int | None:
-        """The batch that has a plan and no commit, if there is one."""
-        last = max(self._numbers("offsets"), default=None)
-        return None if last in self._numbers("commits") else last
-
-    def planned_s(self, batch_id: int) -> float | None:
-        """When Spark planned a batch, in seconds since 1970; None if that is not known any more."""
-        try:
-            return (self.path / "offsets" / str(batch_id)).stat().st_mtime
-        except OSError:
-            return None
-
-    def _numbers(self, folder: str) -> set[int]:
-        names = [path.name for path in (self.path / folder).glob("*")]
-        return {int(name) for name in names if name.isdigit()}
+    __slots__ = ()
 
     def planned_end(self, batch_id: int) -> StreamOffset | None:
         """Where a batch ends, for a query with one source of format polybus; None if unknown."""
         try:
-            text = (self.path / "offsets" / str(batch_id)).read_text()
-            return our_offset(text.splitlines()[-1])
+            return our_offset(self.plan(batch_id).read_text().splitlines()[-1])
         except (OSError, IndexError, UnicodeDecodeError):
             return None
 
     def sync_batch(self, batch_id: int) -> None:
         """Make the plan of a batch survive a power cut. Raises StorageError `sink.checkpoint`."""
-        names = [f"offsets/{batch_id}", "offsets", *(["metadata", "."] if batch_id == 0 else [])]
         try:
-            for name in names:
-                sync_path(self.path / name)
+            self.sync_plan(batch_id)
         except OSError as error:
             text = f"checkpointLocation {self.path}: cannot sync the plan of batch {batch_id}"
             raise StorageError("sink.checkpoint", f"{text}: {error}") from error

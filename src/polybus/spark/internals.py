@@ -2,7 +2,7 @@
 
 A new version of Spark may change any of them. tests/spark/test_internals.py has a test for each,
 which says what broke, and finds every private name, internal module, undocumented setting and
-object of the JVM that another module uses. The layout of a checkpoint is in checkpoint.py.
+object of the JVM that another module uses. log/spark_checkpoint.py has the layout of a checkpoint.
 
 The file is long because it is the only one. PySpark is not imported before it is used: a session
 starts its JVM while PySpark is imported.
