@@ -99,8 +99,8 @@ def test_a_damaged_account_is_named_and_its_topics_stay(tmp_path: Path) -> None:
     prepare(tmp_path)
     path = tmp_path / "accounts" / "old" / "account.json"
     whole = path.read_bytes()
-    for harmed in (b"", whole[:-5], whole.replace(b"hash", b"hasj"), b"{}"):
-        path.write_bytes(harmed)
+    for corrupted in (b"", whole[:-5], whole.replace(b"hash", b"hasj"), b"{}"):
+        path.write_bytes(corrupted)
         store = AccountStore(tmp_path)
         assert set(store.damaged) == {"old"}
         # Its topics stay its own.

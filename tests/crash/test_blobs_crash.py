@@ -285,16 +285,16 @@ def test_a_blob_stays_while_a_topic_that_may_need_it_cannot_be_read(tmp_path: Pa
 
 
 @pytest.mark.parametrize("topics", [["a"], ["b"], ["a", "b"]])
-@pytest.mark.parametrize("harmed", ["content", "sums"])
+@pytest.mark.parametrize("corrupted", ["content", "sums"])
 def test_a_payload_that_arrives_again_repairs_its_blob(
-    tmp_path: Path, topics: list[str], harmed: str
+    tmp_path: Path, topics: list[str], corrupted: str
 ) -> None:
     on_node(lambda node: store(node, ["a"], b"whole"), tmp_path, topics=TOPICS)
     [blob] = find_all(tmp_path)
     for content in (None, b"other"):
-        (blob.path / harmed).unlink()
+        (blob.path / corrupted).unlink()
         if content is not None:
-            (blob.path / harmed).write_bytes(content)
+            (blob.path / corrupted).write_bytes(content)
         assert not verify(tmp_path).intact
         on_node(lambda node: store(node, topics, b"whole"), tmp_path)
         assert verify(tmp_path).intact

@@ -301,9 +301,9 @@ async def test_damaged_bytes_are_not_served() -> None:
     async with http_bus("news") as http:
         await put(http, "news")
         content = blobs_folder(http.node.data, "default") / ID / "content"
-        harmed = bytearray(LARGE)
-        harmed[10] ^= 1
-        content.write_bytes(harmed)
+        corrupted = bytearray(LARGE)
+        corrupted[10] ^= 1
+        content.write_bytes(corrupted)
         damaged = await http.client.get(f"/v1/blobs/{ID}")
         assert damaged.status_code == 503 and damaged.json()["code"] == "blob.damaged"
         intact = await http.client.get(

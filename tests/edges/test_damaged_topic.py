@@ -40,28 +40,28 @@ def flip_journal(data: Path, topic: str) -> Path:
     return path
 
 
-def harmed(path: Path, harm: Callable[[Path], object]) -> Path:
-    harm(path)
+def corrupted(path: Path, corrupt: Callable[[Path], object]) -> Path:
+    corrupt(path)
     return path
 
 
-HARMS: dict[str, Callable[[Path, str], Path]] = {
-    "flip in topic.json": lambda data, topic: harmed(
+CORRUPTIONS: dict[str, Callable[[Path, str], Path]] = {
+    "flip in topic.json": lambda data, topic: corrupted(
         layout.topic_folder(data, topic) / "topic.json", lambda path: flip(path, b"epoch")
     ),
-    "topic.json removed": lambda data, topic: harmed(
+    "topic.json removed": lambda data, topic: corrupted(
         layout.topic_folder(data, topic) / "topic.json", Path.unlink
     ),
-    "flip in manifest.json": lambda data, topic: harmed(
+    "flip in manifest.json": lambda data, topic: corrupted(
         layout.topic_folder(data, topic) / "manifest.json", lambda path: flip(path, 20)
     ),
-    "manifest.json removed": lambda data, topic: harmed(
+    "manifest.json removed": lambda data, topic: corrupted(
         layout.topic_folder(data, topic) / "manifest.json", Path.unlink
     ),
-    "flip in history": lambda data, topic: harmed(
+    "flip in history": lambda data, topic: corrupted(
         history_file(data, topic), lambda path: flip(path, path.stat().st_size // 2)
     ),
-    "history file removed": lambda data, topic: harmed(history_file(data, topic), Path.unlink),
+    "history file removed": lambda data, topic: corrupted(history_file(data, topic), Path.unlink),
     "flip in the journal": flip_journal,
 }
 
@@ -198,12 +198,12 @@ async def delete(http: Http, topic: str) -> httpx.Response:
     return await http.client.delete(f"/v1/topics/{topic}", headers=headers)
 
 
-@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("corrupt", CORRUPTIONS)
 async def test_those_who_depend_on_a_damaged_topic_are_told_and_others_go_on(
-    harm: str, data: Path, clients: Clients, caplog: pytest.LogCaptureFixture
+    corrupt: str, data: Path, clients: Clients, caplog: pytest.LogCaptureFixture
 ) -> None:
     whole = Path(shutil.copytree(data, data.with_name("whole")))
-    path = HARMS[harm](data, "hurt")
+    path = CORRUPTIONS[corrupt](data, "hurt")
     assert {damage.topic for damage in verify(data).damages} == {"hurt"}
     async with bus_on(data) as http:
         # A flip in messages is found by whoever reads them.
@@ -252,14 +252,14 @@ async def test_those_who_depend_on_a_damaged_topic_are_told_and_others_go_on(
     assert verify(again).intact
 
 
-@pytest.mark.parametrize("harm", ["flip in the journal", "flip in history"])
+@pytest.mark.parametrize("corrupt", ["flip in the journal", "flip in history"])
 async def test_packs_that_were_shown_come_again_when_their_topic_is_repaired(
-    harm: str, data: Path, clients: Clients
+    corrupt: str, data: Path, clients: Clients
 ) -> None:
     async with bus_on(data) as http:
         shown = await http.packs(clients.key)
     whole = Path(shutil.copytree(data, data.with_name("whole")))
-    path = HARMS[harm](data, "hurt")
+    path = CORRUPTIONS[corrupt](data, "hurt")
     async with bus_on(data) as http:
         packs = await http.packs(clients.key)
         ((name, damage),) = packs.pop("0")
@@ -278,11 +278,11 @@ async def test_packs_that_were_shown_come_again_when_their_topic_is_repaired(
 
 
 @pytest.mark.parametrize("topic", ["$commits", "$events"])
-@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("corrupt", CORRUPTIONS)
 async def test_an_administrator_replaces_a_damaged_system_topic(
-    harm: str, topic: str, data: Path, clients: Clients
+    corrupt: str, topic: str, data: Path, clients: Clients
 ) -> None:
-    HARMS[harm](data, topic)
+    CORRUPTIONS[corrupt](data, topic)
     assert {damage.topic for damage in verify(data).damages} == {topic}
     async with bus_on(data) as http:
         await read(http, topic)
@@ -300,7 +300,7 @@ async def test_an_administrator_replaces_a_damaged_system_topic(
         assert (await http.client.get("/readyz")).text == "ok\n"
         if topic == "$commits":
             # The flips were found later: what the producer has done is still known.
-            if "flip in the journal" != harm != "flip in history":
+            if "flip in the journal" != corrupt != "flip in history":
                 await producer.refused(409, "commit.query", 3, {"well": [b"x"]})
         await producer.done(3, {"well": [b"well 5"]}, **{"take-over": True})
         await producer.done(4, {"well": [b"well 6"]})

@@ -295,8 +295,8 @@ def test_saves_that_are_damaged_in_the_write_ahead_log_are_noticed(data: Path, a
     assert len([name for name in found if name.startswith("consumer")]) == 3
 
 
-@pytest.mark.parametrize("harm", ["last frame flipped", "last frame cut", "removed", "none"])
-def test_a_write_ahead_log_that_lost_its_last_save_is_noticed(data: Path, harm: str) -> None:
+@pytest.mark.parametrize("corrupt", ["last frame flipped", "last frame cut", "removed", "none"])
+def test_a_write_ahead_log_that_lost_its_last_save_is_noticed(data: Path, corrupt: str) -> None:
     files = {name: data / f"state.db{name}" for name in ("", "-wal", "-shm")}
     with contextlib.closing(sqlite3.connect(files[""], isolation_level=None)) as db:
         for save in ("CREATE TABLE another (one)", "DROP TABLE another"):
@@ -305,16 +305,16 @@ def test_a_write_ahead_log_that_lost_its_last_save_is_noticed(data: Path, harm: 
     for name, path in files.items():
         path.write_bytes(killed[name])
     wal = killed["-wal"]
-    if harm == "last frame flipped":
+    if corrupt == "last frame flipped":
         files["-wal"].write_bytes(wal[:-9] + bytes([wal[-9] ^ 1]) + wal[-8:])
-    elif harm == "last frame cut":
+    elif corrupt == "last frame cut":
         files["-wal"].write_bytes(wal[:-9])
-    elif harm == "removed":
+    elif corrupt == "removed":
         files["-wal"].unlink()
     is_named = any("saves are damaged or missing" in str(one) for one in verify_state(data))
-    assert is_named == (harm != "none")
+    assert is_named == (corrupt != "none")
     found = on_bus(data, shown)
-    assert any(name.startswith("session") for name in found) == (harm == "none")
+    assert any(name.startswith("session") for name in found) == (corrupt == "none")
     assert verify_state(data) == []
 
 

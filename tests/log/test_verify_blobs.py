@@ -59,8 +59,8 @@ def test_a_blob_is_counted_and_its_damage_named(data: Path) -> None:
     blob = blob_of(data)
     content = blob / "content"
     whole = content.read_bytes()
-    for harmed in (whole[:-1], whole + b"x", whole[:1000] + b"?" + whole[1001:], b""):
-        content.write_bytes(harmed)
+    for corrupted in (whole[:-1], whole + b"x", whole[:1000] + b"?" + whole[1001:], b""):
+        content.write_bytes(corrupted)
         [damage] = verify(data).damages
         assert damage.file == str(blob), damage
     content.write_bytes(whole)

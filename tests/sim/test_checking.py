@@ -62,12 +62,12 @@ def data(whole: Path, tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-@pytest.mark.parametrize("harm", [flip, cut, Path.unlink])
+@pytest.mark.parametrize("corrupt", [flip, cut, Path.unlink])
 def test_an_account_that_nobody_can_log_in_to_is_damage_in_every_copy(
-    harm: Callable[[Path], object], data: Path
+    corrupt: Callable[[Path], object], data: Path
 ) -> None:
     path = data / "accounts" / "shop" / "account.json"
-    harm(path)
+    corrupt(path)
     (damage,) = verify(data).damages
     assert damage.file == str(path) and str(path) not in damage.reason
     ended = CliRunner().invoke(verify_command, ["--data", str(data)])
@@ -80,12 +80,12 @@ def test_an_account_that_nobody_can_log_in_to_is_damage_in_every_copy(
     assert not new.exists()
 
 
-@pytest.mark.parametrize("harm", [flip, cut, Path.unlink])
+@pytest.mark.parametrize("corrupt", [flip, cut, Path.unlink])
 def test_the_file_of_the_default_account_is_checked(
-    harm: Callable[[Path], object], data: Path
+    corrupt: Callable[[Path], object], data: Path
 ) -> None:
     path = data / "accounts" / "default" / "account.json"
-    harm(path)
+    corrupt(path)
     assert [one.file for one in verify(data).damages] == [str(path)]
     store = AccountStore(data)
     assert store.damaged.keys() == {"default"}
@@ -104,14 +104,14 @@ def test_the_default_account_needs_no_file(data: Path) -> None:
     assert verify(data).intact and AccountStore(data).damaged == {}
 
 
-@pytest.mark.parametrize("harm", [cut, Path.unlink])
+@pytest.mark.parametrize("corrupt", [cut, Path.unlink])
 @pytest.mark.parametrize("table", ["silver", "a~25b"])
 def test_a_file_that_a_table_names_is_there_with_its_size(
-    table: str, harm: Callable[[Path], object], data: Path
+    table: str, corrupt: Callable[[Path], object], data: Path
 ) -> None:
     for path in sorted((data / "tables" / table).glob("*.parquet")):
         kept = path.read_bytes()
-        harm(path)
+        corrupt(path)
         assert [one.file for one in verify(data).damages] == [str(path)]
         path.write_bytes(kept)
     assert verify(data).intact
@@ -136,9 +136,9 @@ def test_every_version_of_a_table_can_be_read_or_is_named(data: Path) -> None:
         if path.name == "_last_checkpoint":
             continue
         kept = path.read_bytes()
-        for harmed in (b"", kept[:-2], b"\0" * len(kept)):
-            path.write_bytes(harmed)
-            assert [one.file for one in verify(data).damages] == [str(path)], harmed
+        for corrupted in (b"", kept[:-2], b"\0" * len(kept)):
+            path.write_bytes(corrupted)
+            assert [one.file for one in verify(data).damages] == [str(path)], corrupted
         path.write_bytes(kept)
     path = data / "tables" / "a~25b" / LOG / f"{0:020d}.json"
     path.unlink()

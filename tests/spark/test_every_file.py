@@ -1,4 +1,4 @@
-"""Every kind of file in a data folder, harmed in every way: `verify` names it, or is said not to.
+"""Every kind of file in a data folder, corrupted in every way: `verify` names it, or need not.
 
 The folder is that of a real bus, with what pipelines leave there: their code writes it, without
 Spark. A kind of file that is not in KINDS fails the test: whoever adds one decides here what
@@ -45,7 +45,7 @@ from polybus.spark.pipelines.running import service
 from polybus.spark.pipelines.standard import batches, gold, watch
 from polybus.spark.pipelines.standard.aside import AsideRange, SetAside
 
-HARMS = ("flip", "cut", "zero", "remove")
+CORRUPTIONS = ("flip", "cut", "zero", "remove")
 JOURNAL = {"segment-age-s": 0.2, "handover-interval-s": 0.3}
 PLACES = (0.03, 0.5, 0.97)
 ZEROS = 64
@@ -53,7 +53,7 @@ ZEROS = 64
 
 @dataclass(frozen=True)
 class Kind:
-    """Files of one kind, and the harms that `verify` need not name, with the reason."""
+    """Files of one kind, and the corruptions that `verify` need not name, with the reason."""
 
     pattern: str
     unnamed: tuple[str, ...] = ()
@@ -94,17 +94,27 @@ KINDS = (
     # What `verify` does not name, or not always.
     Kind("state.db", ("flip",), "SQLite has bytes without a use; the rows have checksums"),
     Kind("state.db-wal", ("flip", "remove"), "likewise; it may be without a save"),
-    Kind("state.db-shm", HARMS, "SQLite makes it again"),
-    Kind(f"{DELTA}/_delta_log/_last_checkpoint", HARMS, "without it all versions are read"),
-    Kind(f"{ACCOUNT}/account.exists", HARMS, "account.json beside it is there"),
-    Kind("admin.token", HARMS, "one that is damaged is another token, and the start replaces it"),
-    Kind("run.json", HARMS, "the next start writes it"),
-    Kind("pipeline/status.json", HARMS, "the pipeline writes it every second"),
-    Kind("pipeline/errors.json", HARMS, "polybus up writes it, and only the console shows it"),
-    Kind("pipeline/spark.log.*", HARMS, "a text for people"),
-    Kind("(pipeline/|pipeline/replay/|history[.])?(lock|queue)", HARMS, "it has no content"),
-    Kind("staging/.*", HARMS, "nothing is promised of it; a commit that needs it is refused"),
-    Kind(f"{TOPIC}/scratch/.*|{DELTA}/_staging/.*", HARMS, "it is on its way out, or not in yet"),
+    Kind("state.db-shm", CORRUPTIONS, "SQLite makes it again"),
+    Kind(f"{DELTA}/_delta_log/_last_checkpoint", CORRUPTIONS, "without it all versions are read"),
+    Kind(f"{ACCOUNT}/account.exists", CORRUPTIONS, "account.json beside it is there"),
+    Kind(
+        "admin.token",
+        CORRUPTIONS,
+        "one that is damaged is another token, and the start replaces it",
+    ),
+    Kind("run.json", CORRUPTIONS, "the next start writes it"),
+    Kind("pipeline/status.json", CORRUPTIONS, "the pipeline writes it every second"),
+    Kind(
+        "pipeline/errors.json", CORRUPTIONS, "polybus up writes it, and only the console shows it"
+    ),
+    Kind("pipeline/spark.log.*", CORRUPTIONS, "a text for people"),
+    Kind("(pipeline/|pipeline/replay/|history[.])?(lock|queue)", CORRUPTIONS, "it has no content"),
+    Kind("staging/.*", CORRUPTIONS, "nothing is promised of it; a commit that needs it is refused"),
+    Kind(
+        f"{TOPIC}/scratch/.*|{DELTA}/_staging/.*",
+        CORRUPTIONS,
+        "it is on its way out, or not in yet",
+    ),
 )
 
 
@@ -213,8 +223,8 @@ def data(tmp_path: Path) -> Iterator[Path]:
     yield bus.data
 
 
-def harmed(content: bytes) -> Iterator[tuple[str, bytes | None]]:
-    """What is left of a file, None if nothing: one after the other, with the name of the harm."""
+def corrupted(content: bytes) -> Iterator[tuple[str, bytes | None]]:
+    """What is left of a file, None if nothing, with the name of the corruption."""
     for place in PLACES if content else ():
         flipped = bytearray(content)
         flipped[int(place * len(content))] ^= 4
@@ -261,14 +271,14 @@ def test_every_kind_of_file_is_checked_or_said_not_to_be(data: Path) -> None:
             continue
         met.add(kind)
         content, status = path.read_bytes(), path.stat()
-        for harm, left in harmed(content):
+        for corruption, left in corrupted(content):
             # Not in place: a file may have another name.
             path.unlink()
             if left is not None:
                 path.write_bytes(left)
             report = verify(data)
-            if harm not in kind.unnamed and not names(report, whole, path):
-                wrong.append(f"{name}: {harm} is not named: {report.damages} {report.notes}")
+            if corruption not in kind.unnamed and not names(report, whole, path):
+                wrong.append(f"{name}: {corruption} is not named: {report.damages} {report.notes}")
             path.unlink(missing_ok=True)
             path.write_bytes(content)
             os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))

@@ -132,13 +132,13 @@ def test_a_flip_of_any_bit_is_found(note: Note, tmp_path: Path) -> None:
     note.write(tmp_path)
     assert note.read(tmp_path) == note.content
     whole = path.read_bytes()
-    harmed = [whole[:cut] for cut in range(len(whole))]
+    corrupted = [whole[:cut] for cut in range(len(whole))]
     for bit in range(8 * len(whole)):
         flipped = bytearray(whole)
         flipped[bit // 8] ^= 1 << bit % 8
-        harmed.append(bytes(flipped))
+        corrupted.append(bytes(flipped))
     assert checked_json.problem(whole) is None
-    for content in harmed:
+    for content in corrupted:
         assert checked_json.problem(content) is not None, content
         path.write_bytes(content)
         if note.advice is None:

@@ -1,4 +1,4 @@
-"""What harm a flip does, and what is said of a bus that serves harmed files."""
+"""What damage a flip does, and what is said of a bus that serves corrupted files."""
 
 from __future__ import annotations
 
@@ -8,8 +8,14 @@ from pathlib import Path
 import pytest
 
 from polybus.log.verify.verify import Damage, VerifyReport
+from polybus.torture.faults.files.corruptions import (
+    TOGETHER_MAX,
+    Corruption,
+    kinds,
+    owners_of,
+    together,
+)
 from polybus.torture.faults.files.flips import Holdings, NamedDamages, compare
-from polybus.torture.faults.files.harms import TOGETHER_MAX, Harm, kinds, owners_of, together
 from polybus.torture.report import Findings
 
 
@@ -30,9 +36,11 @@ SESSION = Damage(file="state.db", reason="session 1: its checksum is wrong")
 PRODUCER = Damage(file="state.db", reason="producer torture: its checksum is wrong")
 
 
-def broken(stored: Holdings, named: NamedDamages, harmed: str = "journal/001.arrows") -> list[str]:
+def broken(
+    stored: Holdings, named: NamedDamages, corrupted: str = "journal/001.arrows"
+) -> list[str]:
     findings = Findings()
-    compare(stored, whole(), named, [harmed], findings)
+    compare(stored, whole(), named, [corrupted], findings)
     return sorted(findings.broken)
 
 
@@ -66,27 +74,27 @@ def test_an_unfinished_write_excuses_the_end_of_a_topic_and_no_hole() -> None:
 
 def test_a_large_payload_that_is_not_served_must_be_named_and_a_wrong_one_is_never_right() -> None:
     blob = "ab" * 32
-    harmed = f"accounts/default/blobs/{blob}/content"
+    corrupted = f"accounts/default/blobs/{blob}/content"
     stored = whole()
     stored.blobs = {blob: "right"}
-    assert broken(stored, found(), harmed) == []
+    assert broken(stored, found(), corrupted) == []
     stored.blobs = {blob: "blob.damaged"}
-    assert broken(stored, found(), harmed) == ["verify"]
+    assert broken(stored, found(), corrupted) == ["verify"]
     named = Damage(file=f"/data/accounts/default/blobs/{blob}", reason="damaged")
-    assert broken(stored, found(named), harmed) == []
-    assert broken(stored, found(ALPHA), harmed) == ["verify"], "something else is named"
+    assert broken(stored, found(named), corrupted) == []
+    assert broken(stored, found(ALPHA), corrupted) == ["verify"], "something else is named"
     stored.blobs = {blob: "wrong"}
-    assert broken(stored, found(named), harmed) == ["phantoms"]
+    assert broken(stored, found(named), corrupted) == ["phantoms"]
 
 
 def test_a_large_payload_stays_when_one_of_its_topics_goes() -> None:
     blob = "ab" * 32
     stored = whole()
     stored.blobs, stored.shared = {blob: "right"}, {blob: "blob.unknown"}
-    harmed = f"accounts/default/blobs/{blob}/7-0 removed"
-    assert broken(stored, found(), harmed) == ["verify"]
+    corrupted = f"accounts/default/blobs/{blob}/7-0 removed"
+    assert broken(stored, found(), corrupted) == ["verify"]
     named = Damage(file=f"/data/accounts/default/blobs/{blob}/7-0", reason="is missing")
-    assert broken(stored, found(named), harmed) == []
+    assert broken(stored, found(named), corrupted) == []
 
 
 def test_a_message_whose_large_payload_is_not_served_must_be_named() -> None:
@@ -166,10 +174,10 @@ def test_damage_is_confined() -> None:
     stored = whole()
     stored.refused = {"alpha": "log.frozen"}
     stored.messages["alpha"] = []
-    harmed = "accounts/default/topics/alpha/topic.json removed"
-    assert broken(stored, found(ALPHA), harmed) == []
-    assert broken(stored, found(), harmed) == ["verify"]
-    assert broken(stored, found(ALPHA), harmed.replace("alpha", "beta")) == ["verify"]
+    corrupted = "accounts/default/topics/alpha/topic.json removed"
+    assert broken(stored, found(ALPHA), corrupted) == []
+    assert broken(stored, found(), corrupted) == ["verify"]
+    assert broken(stored, found(ALPHA), corrupted.replace("alpha", "beta")) == ["verify"]
     assert broken(stored, found(ALPHA), "state.db cut at byte 9") == ["verify"]
 
 
@@ -186,10 +194,10 @@ def test_what_is_wrong_is_found_even_if_damage_is_named(named: NamedDamages) -> 
     assert broken(stored, named) == ["phantoms"]
 
 
-def test_harm_changes_one_file_of_any_kind(tmp_path: Path) -> None:
+def test_a_corruption_changes_one_file_of_any_kind(tmp_path: Path) -> None:
     names = ["journal/001.arrows", "journal/002.arrows", "topics/a/topic.json", "state.db", "lock"]
     before = {}
-    harmed = set()
+    corrupted = set()
     for seed in range(60):
         for name in names:
             path = tmp_path / name
@@ -197,20 +205,20 @@ def test_harm_changes_one_file_of_any_kind(tmp_path: Path) -> None:
             path.write_bytes(bytes(range(1, 200)))
             before[path] = path.read_bytes()
         assert set(kinds(tmp_path)) == {"journal/N.arrows", "topics/T/topic.json", "state.db"}
-        planned = Harm.draw(random.Random(seed))
+        planned = Corruption.draw(random.Random(seed))
         planned.apply(tmp_path, planned.path(kinds(tmp_path)))
         changed = [
             path for path in before if not path.exists() or path.read_bytes() != before[path]
         ]
         assert len(changed) == 1
-        harmed.add(changed[0].relative_to(tmp_path).as_posix())
-    assert harmed == set(names) - {"lock"}
+        corrupted.add(changed[0].relative_to(tmp_path).as_posix())
+    assert corrupted == set(names) - {"lock"}
 
 
 TOPICS = "accounts/default/topics"
 
 
-def test_files_that_have_nothing_to_do_with_each_other_are_harmed_in_one_copy() -> None:
+def test_files_that_have_nothing_to_do_with_each_other_are_corrupted_in_one_copy() -> None:
     files = [
         *(f"{TOPICS}/alpha/topic.json", f"{TOPICS}/beta/manifest.json", "admin.token"),
         # A topic again; packs of alpha; blobs of any topic; anything.

@@ -12,7 +12,7 @@ import pytest
 from polybus.torture.chances import ranked, split
 from polybus.torture.faults.crashes import kills
 from polybus.torture.faults.files import flips
-from polybus.torture.faults.files.harms import Harm, kinds
+from polybus.torture.faults.files.corruptions import Corruption, kinds
 from polybus.torture.report import Findings
 
 
@@ -93,8 +93,8 @@ def test_the_moments_of_kills_are_those_of_the_seed(
     assert first == again != other
 
 
-def harms_of(monkeypatch: pytest.MonkeyPatch, folder: Path, seed: int) -> list[Harm]:
-    planned: list[Harm] = []
+def corruptions_of(monkeypatch: pytest.MonkeyPatch, folder: Path, seed: int) -> list[Corruption]:
+    planned: list[Corruption] = []
 
     async def fill(load: HungryLoad) -> None:
         await load.run()
@@ -102,10 +102,10 @@ def harms_of(monkeypatch: pytest.MonkeyPatch, folder: Path, seed: int) -> list[H
     async def serve_copy(*rest: object, **more: object) -> flips.Holdings:
         return flips.Holdings()
 
-    async def harm_copy(
-        load: object, name: str, done: list[tuple[Harm, Path]], *rest: object
+    async def corrupt_copy(
+        load: object, name: str, done: list[tuple[Corruption, Path]], *rest: object
     ) -> bool:
-        planned.extend(harm for harm, _ in done)
+        planned.extend(corruption for corruption, _ in done)
         return True
 
     for name, fake in {
@@ -116,7 +116,7 @@ def harms_of(monkeypatch: pytest.MonkeyPatch, folder: Path, seed: int) -> list[H
         "_copy": lambda data, to: None,
         "_serve_copy": serve_copy,
         "_check_whole": lambda load, stored: None,
-        "_harm_copy": harm_copy,
+        "_corrupt_copy": corrupt_copy,
         "kinds": lambda data: {"state.db": [data / "state.db"]},
     }.items():
         monkeypatch.setattr(flips, name, fake)
@@ -124,15 +124,15 @@ def harms_of(monkeypatch: pytest.MonkeyPatch, folder: Path, seed: int) -> list[H
     return planned
 
 
-def test_the_harms_of_flips_are_those_of_the_seed(
+def test_the_corruptions_of_flips_are_those_of_the_seed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, again, other = (harms_of(monkeypatch, tmp_path, seed) for seed in (7, 7, 8))
+    first, again, other = (corruptions_of(monkeypatch, tmp_path, seed) for seed in (7, 7, 8))
     assert first == again != other
     assert len(set(first)) == 12
 
 
-def test_a_harm_is_the_same_in_files_of_another_size(tmp_path: Path) -> None:
+def test_a_corruption_is_the_same_in_files_of_another_size(tmp_path: Path) -> None:
     for seed in range(20):
         told = []
         for number, size in enumerate((1000, 3000)):
@@ -140,7 +140,7 @@ def test_a_harm_is_the_same_in_files_of_another_size(tmp_path: Path) -> None:
             for name in ("state.db", "polybus.json", "floor.json", "extra")[: 3 + number]:
                 data.mkdir(exist_ok=True)
                 (data / name).write_bytes(b"\1" * size)
-            planned = Harm.draw(random.Random(seed))
+            planned = Corruption.draw(random.Random(seed))
             path = planned.path(kinds(data))
             told.append((path.name, planned.apply(data, path).split()))
         if told[1][0] == "extra":

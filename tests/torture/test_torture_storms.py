@@ -1,4 +1,4 @@
-"""A storm finds what a bus answers wrongly; stalled readers harm nobody else."""
+"""A storm finds what a bus answers wrongly; stalled readers slow nobody else."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_storm_finds_changed_packs_and_positions_and_lost_messages(tmp_path: P
     assert any("resumed at" in text for text in found.texts)
 
 
-def test_stalled_readers_harm_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stalled_readers_slow_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stalls, "SLICES", 1)
     monkeypatch.setattr(stalls, "SLICE_S", 1.5)
     # On a busy machine the time says nothing.
@@ -61,7 +61,7 @@ def test_stalled_readers_harm_no_other(tmp_path: Path, monkeypatch: pytest.Monke
     assert found.count == 30
 
 
-def test_slow_peers_harm_no_other_and_lose_nothing(
+def test_slow_peers_slow_no_other_and_lose_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slow, "SLICES", 1)

@@ -1,4 +1,4 @@
-"""What is checked of a bus that lived through something, and of one that was killed and harmed."""
+"""What is checked of a bus that survived a fault, and of one that was killed and corrupted."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def _remove_topic(child: BusChild) -> None:
     [(_nothing, set()), (_add_message, {"phantoms"}), (_remove_topic, {"lost"})],
 )
 async def test_the_messages_of_the_probe_are_checked(tmp_path: Path, act, expected) -> None:  # type: ignore[no-untyped-def]
-    async def harm(watch: BusWatch) -> None:
+    async def inject(watch: BusWatch) -> None:
         watch.begin()
         await asyncio.sleep(0.5)
         watch.abandon()
@@ -40,7 +40,7 @@ async def test_the_messages_of_the_probe_are_checked(tmp_path: Path, act, expect
         await watch.end()
 
     child = BusChild(tmp_path)
-    found = await watched_round(child, Findings(), harm)
+    found = await watched_round(child, Findings(), inject)
     assert found.broken.keys() == expected, found.texts
 
 
@@ -50,15 +50,15 @@ async def test_damaged_files_of_a_bus_that_stopped_cleanly_are_found(
     child = BusChild(tmp_path)
     stop = child.stop
 
-    async def stop_and_harm() -> int:
+    async def stop_and_corrupt() -> int:
         code = await stop()
         next(child.data.glob("accounts/default/topics/alpha/topic.json")).write_bytes(b"{}")
         return code
 
-    async def harm(watch: BusWatch) -> None: ...
+    async def inject(watch: BusWatch) -> None: ...
 
-    monkeypatch.setattr(child, "stop", stop_and_harm)
-    found = await watched_round(child, Findings(), harm)
+    monkeypatch.setattr(child, "stop", stop_and_corrupt)
+    found = await watched_round(child, Findings(), inject)
     assert found.broken == {"verify": 1}, found.texts
 
 

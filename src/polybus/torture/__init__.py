@@ -1,1 +1,1 @@
-"""`polybus torture`: harms a real bus in every way, and checks that it kept its promises."""
+"""`polybus torture`: injects faults into a real bus, and checks its promises."""

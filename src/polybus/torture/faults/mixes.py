@@ -18,12 +18,12 @@ from polybus.torture.bus.child import SETTINGS, BusChild
 from polybus.torture.chances import split
 from polybus.torture.faults.clients.storms import Storm, rooms_of
 from polybus.torture.faults.crashes.kills import check_files
-from polybus.torture.faults.files.harms import Harm, kinds
+from polybus.torture.faults.files.corruptions import Corruption, kinds
 from polybus.torture.report import Findings
 
 CLIENTS = 60
 STORM_S = 10.0
-# Positions and packs are promises of their own, and a flip may harm them.
+# Positions and packs are promises of their own, and a flip may damage them.
 PUBLISHING = ("publish", "goms", "http")
 GIVEN_UP = re.compile(r"journal/N\.index|journal/floor\.json|state\.db.*|admin\.token")
 
@@ -98,7 +98,7 @@ def _check_named(report: VerifyReport | str, flipped: str, findings: Findings) -
 
 def _flip(data: Path, chance: random.Random) -> str:
     found = {kind: paths for kind, paths in kinds(data).items() if GIVEN_UP.fullmatch(kind)}
-    flip = replace(Harm.draw(chance), what="flip")
+    flip = replace(Corruption.draw(chance), what="flip")
     path = flip.path(found) if found else None
     # An empty file has no bit.
     return flip.apply(data, path) if path is not None and path.stat().st_size else ""

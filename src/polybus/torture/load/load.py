@@ -1,6 +1,6 @@
 """The load on a bus: writers on every protocol, a session, transactions, topics that come and go.
 
-What lies beside the log, as accounts and large payloads, has its own load (beside.py).
+The stores beside the log, as accounts and large payloads, have a load of their own (stores.py).
 It continues until the bus dies or `stopping` is set. Everything that was promised is in the
 ledgers, which outlive the bus, and `Load.check` holds the next bus against them.
 """
@@ -22,8 +22,8 @@ from polybus.errors import PolybusError
 from polybus.services.transactions.staging import SCHEMA
 from polybus.torture.bus.child import SETTINGS, TOPICS, BusChild, ask_on, shown
 from polybus.torture.chances import split
-from polybus.torture.load.beside import EXPOSED, BesideLoad
 from polybus.torture.load.ledger import DIRECT, INLINE_BYTES_MAX, MessageLedger, SessionLedger
+from polybus.torture.load.stores import EXPOSED, StoresLoad
 from polybus.torture.load.upkeep import UpkeepLoad
 from polybus.torture.report import Findings
 
@@ -70,8 +70,8 @@ class Load:
         self._deleted_topics: set[str] = set()
         self._deleted_sessions: set[str] = set()
         self.stopping = asyncio.Event()
-        self.beside = (
-            BesideLoad(child, split(chance), findings, self.messages, self.stopping)
+        self.stores = (
+            StoresLoad(child, split(chance), findings, self.messages, self.stopping)
             if isinstance(child, BusChild)
             else None
         )
@@ -95,8 +95,8 @@ class Load:
                 self.session = SessionLedger(answer["sessionKey"], self.messages)
         except ENDED:
             return
-        if self.beside is not None:
-            jobs += self.beside.jobs()
+        if self.stores is not None:
+            jobs += self.stores.jobs()
         if self.upkeep is not None:
             jobs += self.upkeep.jobs()
         tasks = [asyncio.create_task(self._until_ended(job)) for job in jobs]
@@ -249,10 +249,10 @@ class Load:
             for topic in TOPICS:
                 stored = (await self.child.messages(topic))[1]
                 self.messages.check(topic, stored, self.findings)
-                if self.beside is not None and topic == EXPOSED:
-                    await self.beside.check_table(dict(stored))
-            if self.beside is not None:
-                await self.beside.check()
+                if self.stores is not None and topic == EXPOSED:
+                    await self.stores.check_table(dict(stored))
+            if self.stores is not None:
+                await self.stores.check()
             if self.upkeep is not None:
                 await self.upkeep.check()
             await self.check_deleted(self.child, self.findings)
@@ -283,8 +283,8 @@ class Load:
                         raise
                     continue
                 findings.violated("deleted", f"session {key} is back")
-        if self.beside is not None:
-            await self.beside.check_deleted(child, findings, damaged)
+        if self.stores is not None:
+            await self.stores.check_deleted(child, findings, damaged)
 
     async def finish(self) -> None:
         """Finish what is open, then check everything that must come in the end."""

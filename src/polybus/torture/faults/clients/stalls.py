@@ -3,7 +3,7 @@
 Many subscribers follow one topic, on which a message with its time is published at a fixed rate.
 Another topic is flooded all the while. In every second slice of time some peers subscribe to the
 flood, and stop reading: one of each protocol, and a stopped process. Slices with and without them
-alternate, and medians over the slices are compared, so that a noisy machine harms both alike.
+alternate, and medians over the slices are compared, so that a noisy machine affects both alike.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ TIMES_MAX = 2.0
 P99_S_MIN = 0.01
 
 DelaysByKind = dict[bool, list[float]]
-"""The p99 of slices without peers that harm, and with them."""
+"""The p99 of slices without such peers, and with them."""
 
 
 class Crowd:
@@ -240,7 +240,7 @@ async def crowd_round(
     """Let `count` subscribers follow a topic while `measure` runs slices with and without peers."""
     raise_files_limit()
 
-    async def harm(watch: BusWatch) -> None:
+    async def inject(watch: BusWatch) -> None:
         crowd = await asyncio.to_thread(Crowd, child.port, count)
         try:
             traffic = CrowdTraffic(child)
@@ -258,7 +258,7 @@ async def crowd_round(
         finally:
             await asyncio.to_thread(crowd.close)
 
-    return await watched_round(child, findings, harm)
+    return await watched_round(child, findings, inject)
 
 
 async def stall_round(folder: Path, chance: random.Random, count: int) -> Findings:

@@ -41,7 +41,7 @@ class Lateness:
 class BusWatch:
     """Watches a bus from `begin` to `end`, with a normal client in a thread of its own.
 
-    The thread keeps the client's delays from being those of the peers that harm the bus.
+    The thread keeps the client's delays from being those of the peers under test.
     """
 
     def __init__(self, child: BusChild, findings: Findings) -> None:
@@ -120,16 +120,16 @@ class BusWatch:
 
 
 async def watched_round(
-    child: BusChild, findings: Findings, harm: Callable[[BusWatch], Awaitable[None]]
+    child: BusChild, findings: Findings, inject: Callable[[BusWatch], Awaitable[None]]
 ) -> Findings:
-    """Start a bus, let `harm` do what it does from `begin` to `end`, and stop the bus cleanly."""
+    """Start a bus, let `inject` do what it does from `begin` to `end`, and stop the bus cleanly."""
     watch = BusWatch(child, findings)
     try:
         if not await child.start(warm=False):
             findings.violated("starts", f"no start; see {child.folder}/bus.log")
             return findings
         await child.ask("POST", "/v1/topics", {"name": PROBE_TOPIC})
-        await harm(watch)
+        await inject(watch)
         code = await child.stop()
         if code != 0:
             findings.violated("starts", f"exit code {code} after SIGTERM")

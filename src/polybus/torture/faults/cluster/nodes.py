@@ -78,7 +78,7 @@ async def node_round(
             if fault == "cut":
                 await _cut(one, links)
             else:
-                await _harm(one, fault, brokers, nodes, findings)
+                await _inject(one, fault, brokers, nodes, findings)
             findings.count += 1
             if not await _is_healthy(nodes, findings):
                 break
@@ -132,7 +132,7 @@ async def _leader(brokers: KafkaBrokers, topic: str) -> int | None:
     return leaders[0] if leaders and leaders[0] > 0 else None
 
 
-async def _harm(
+async def _inject(
     chance: random.Random,
     fault: str,
     brokers: KafkaBrokers,

@@ -82,14 +82,14 @@ async def _handover(child: BusChild) -> list[int]:
 
 
 async def check_files(child: BusChild, findings: Findings) -> None:
-    """The files of a bus that was not harmed are intact, and its log has no exception."""
+    """The files of a bus that was not corrupted are intact, and its log has no exception."""
     if not child.data.exists():
         return
     report = await child.verified()
     if isinstance(report, str):
         findings.violated("verify", report)
     elif not report.intact:
-        findings.violated("verify", f"damage in files that nobody harmed: {report.damages[0]}")
+        findings.violated("verify", f"damage in files that nobody corrupted: {report.damages[0]}")
     await check_log(child, findings)
 
 

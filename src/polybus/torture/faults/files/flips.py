@@ -26,8 +26,10 @@ from polybus.services.transactions.commits import TOPIC as COMMITS
 from polybus.torture.bus.child import NOT_SERVED, TOPICS, BusChild, shown
 from polybus.torture.chances import split
 from polybus.torture.faults.crashes.kills import check_log
-from polybus.torture.faults.files.harms import Harm, kinds, owners_of, together
-from polybus.torture.load.beside import (
+from polybus.torture.faults.files.corruptions import Corruption, kinds, owners_of, together
+from polybus.torture.load.ledger import DIRECT, MessageLedger, value_of
+from polybus.torture.load.load import LOADED, PRODUCER, Load
+from polybus.torture.load.stores import (
     EXPOSED,
     PAYLOADS,
     RIGHT,
@@ -37,8 +39,6 @@ from polybus.torture.load.beside import (
     served_blobs,
     table_rows,
 )
-from polybus.torture.load.ledger import DIRECT, MessageLedger, value_of
-from polybus.torture.load.load import LOADED, PRODUCER, Load
 from polybus.torture.report import Findings
 
 LOAD_S = 1.5
@@ -134,7 +134,7 @@ class NamedDamages:
 
 
 async def flip_round(folder: Path, chance: random.Random, count: int) -> Findings:
-    """Fill a data folder once, then harm `count` copies of it, one file each."""
+    """Fill a data folder once, then corrupt `count` copies of it, one file each."""
     findings = Findings()
     child = BusChild(folder, settings=LOADED)
     load = Load(child, split(chance), findings, pause_s=LOAD_PAUSE_S)
@@ -153,42 +153,44 @@ async def flip_round(folder: Path, chance: random.Random, count: int) -> Finding
     await asyncio.to_thread(child.await_orphans)
     _write_table(child.data)
     _copy(child.data, folder / "whole" / "data")
-    # Without hand-overs: they would add rows to the exposed table that a harmed copy may not have.
+    # Without hand-overs: they would add rows to the exposed table that a corrupted copy may lack.
     expected = await _serve_copy(load, "whole", [], Holdings(), handovers=False)
     for state in (*expected.blobs.values(), *expected.accounts.values()):
         if state != RIGHT:
-            findings.violated("lost", f"a large payload or account of an unharmed copy: {state}")
+            findings.violated("lost", f"a large payload or account of an intact copy: {state}")
     _check_whole(load, expected)
     expected.seen = set() if load.session is None else set(load.session.contents)
-    harms = [Harm.draw(split(chance)) for _ in range(count)]
+    corruptions = [Corruption.draw(split(chance)) for _ in range(count)]
     found = kinds(child.data)
-    files = [one.path(found).relative_to(child.data) for one in harms]
+    files = [one.path(found).relative_to(child.data) for one in corruptions]
     waiting = list(enumerate(together(map(str, files))))[::-1]
 
     async def work() -> None:
         while waiting:
             number, members = waiting.pop()
             handovers = number % HANDOVERS_EVERY == 0
-            done = [(harms[one], files[one]) for one in members]
-            is_good = await _harm_copy(load, f"harmed-{number}", done, expected, handovers)
+            done = [(corruptions[one], files[one]) for one in members]
+            is_good = await _corrupt_copy(load, f"corrupted-{number}", done, expected, handovers)
             if not is_good and len(done) > 1:
                 # Which of them it was, and whether it was one.
                 for part, one in enumerate(done):
-                    await _harm_copy(load, f"harmed-{number}-{part}", [one], expected, handovers)
+                    await _corrupt_copy(
+                        load, f"corrupted-{number}-{part}", [one], expected, handovers
+                    )
             findings.count += len(done)
 
     await asyncio.gather(*(work() for _ in range(COPIES)))
     return findings
 
 
-async def _harm_copy(
-    load: Load, name: str, done: list[tuple[Harm, Path]], expected: Holdings, handovers: bool
+async def _corrupt_copy(
+    load: Load, name: str, done: list[tuple[Corruption, Path]], expected: Holdings, handovers: bool
 ) -> bool:
-    """Harm files of a copy, serve it, and compare; whether no promise was broken."""
+    """Corrupt files of a copy, serve it, and compare; whether no promise was broken."""
     copy = load.child.folder / name
     _copy(load.child.data, copy / "data")
-    harmed = [harm.apply(copy / "data", copy / "data" / path) for harm, path in done]
-    await _serve_copy(load, name, harmed, expected, handovers=handovers)
+    corrupted = [corruption.apply(copy / "data", copy / "data" / path) for corruption, path in done]
+    await _serve_copy(load, name, corrupted, expected, handovers=handovers)
     return not copy.exists()
 
 
@@ -228,7 +230,7 @@ def _tables(data: Path, messages: MessageLedger) -> dict[str, list[tuple[int, st
 
 
 def _check_whole(load: Load, stored: Holdings) -> None:
-    """What was not harmed has everything that was promised."""
+    """What was not corrupted has everything that was promised."""
     if len(stored.tables.get(LAKE, range(LAKE_BATCHES))) != LAKE_BATCHES:
         load.findings.violated("lost", f"the table {LAKE}: {stored.tables[LAKE]}")
     for topic, messages in stored.messages.items():
@@ -236,7 +238,7 @@ def _check_whole(load: Load, stored: Holdings) -> None:
     # The load has stopped: at most the answer to its last transaction did not come.
     last = load.batch - 1 if load.batch else None
     if stored.batch not in (last, load.batch):
-        text = f"the last batch is {stored.batch} and was {last} in an unharmed copy"
+        text = f"the last batch is {stored.batch} and was {last} in an intact copy"
         load.findings.violated("transactions", text)
 
 
@@ -256,7 +258,7 @@ async def _fill(load: Load) -> None:
 
 
 async def _serve_copy(
-    load: Load, name: str, harmed: list[str], expected: Holdings, *, handovers: bool = True
+    load: Load, name: str, corrupted: list[str], expected: Holdings, *, handovers: bool = True
 ) -> Holdings:
     """Verify a copy, serve it, and compare what it has with what it should have."""
     findings = Findings()
@@ -272,10 +274,10 @@ async def _serve_copy(
             return stored
         stored = await _stored(child, load, expected)
         named = NamedDamages(VerifyReport() if isinstance(report, str) else report)
-        if harmed:
-            compare(stored, expected, named, harmed, findings)
+        if corrupted:
+            compare(stored, expected, named, corrupted, findings)
         elif stored.refused or isinstance(report, str) or not report.intact:
-            findings.violated("verify", f"damage in an unharmed copy: {report} {stored.refused}")
+            findings.violated("verify", f"damage in an intact copy: {report} {stored.refused}")
         await load.check_deleted(child, findings, named.topics)
         code = await child.stop()
         if code != 0:
@@ -285,7 +287,7 @@ async def _serve_copy(
         findings.violated("errors", f"the bus does not answer: {shown(error)}")
     finally:
         child.kill()
-        done = "; ".join(harmed) or "unharmed"
+        done = "; ".join(corrupted) or "intact"
         findings.texts = [f"{text} ({done}, {name})" for text in findings.texts]
         load.findings.add(findings)
         load.findings.texts += findings.texts
@@ -305,9 +307,9 @@ async def _stored(child: BusChild, load: Load, expected: Holdings) -> Holdings:
             stored.messages[topic] = (await child.messages(topic))[1]
         except PolybusError as error:
             stored.refused[topic] = shown(error)
-    assert load.beside is not None
-    stored.blobs = await served_blobs(child, load.beside.blobs)
-    stored.accounts = await load.beside.served_accounts(child)
+    assert load.stores is not None
+    stored.blobs = await served_blobs(child, load.stores.blobs)
+    stored.accounts = await load.stores.served_accounts(child)
     with contextlib.suppress(PolybusError):
         stored.position = await position(child)
     stored.tables = await asyncio.to_thread(_tables, child.data, load.messages)
@@ -334,7 +336,7 @@ async def _stored(child: BusChild, load: Load, expected: Holdings) -> Holdings:
     with contextlib.suppress(PolybusError):
         await child.ask("DELETE", f"/v1/topics/{SHARED}")
         await asyncio.sleep(SWEEP_S)
-    stored.shared = await served_blobs(child, load.beside.blobs)
+    stored.shared = await served_blobs(child, load.stores.blobs)
     return stored
 
 
@@ -342,14 +344,14 @@ def compare(
     stored: Holdings,
     expected: Holdings,
     named: NamedDamages,
-    harmed: Sequence[str],
+    corrupted: Sequence[str],
     findings: Findings,
 ) -> None:
     """Nothing may be wrong, and exactly what is missing must be `named`.
 
-    Each text of `harmed` begins with the name of a file.
+    Each text of `corrupted` begins with the name of a file.
     """
-    owners = owners_of(text.split(" ")[0] for text in harmed)
+    owners = owners_of(text.split(" ")[0] for text in corrupted)
     for topic in stored.refused.keys() | named.topics:
         if owners is not None and topic not in owners:
             findings.violated("verify", f"{topic} is damaged too: {stored.refused.get(topic)}")
@@ -363,21 +365,21 @@ def compare(
     _compare_packs(stored, expected, named, findings)
     for blob_id, state in (*stored.blobs.items(), *stored.shared.items()):
         is_named = named.has_blob(blob_id)
-        _compare_beside(f"blob {blob_id[:12]}", state, findings, is_named=is_named)
+        _compare_store(f"blob {blob_id[:12]}", state, findings, is_named=is_named)
     _compare_tables(stored, expected, named, findings)
     if stored.position != expected.position and not named.has_state("consumer"):
         text = f"the consumer is at {stored.position} and was at {expected.position}"
         findings.violated("lost", text)
     for name, state in stored.accounts.items():
         is_named = named.has_account(name) or named.is_torn
-        _compare_beside(f"account {name}", state, findings, is_named=is_named)
+        _compare_store(f"account {name}", state, findings, is_named=is_named)
     is_named = named.has_state("producer") or named.has_topic(COMMITS)
     if stored.batch != expected.batch and not is_named:
         text = f"the last batch is {stored.batch} and was {expected.batch}"
         findings.violated("transactions", text)
 
 
-def _compare_beside(what: str, state: str, findings: Findings, *, is_named: bool) -> None:
+def _compare_store(what: str, state: str, findings: Findings, *, is_named: bool) -> None:
     if state == WRONG:
         findings.violated("phantoms", f"{what} has what nobody sent")
     elif state != RIGHT and not is_named:

@@ -1,8 +1,8 @@
 """What is done to which files of a stopped bus: a bit, a cut, zeros, a removal.
 
-Serving a harmed copy costs much more than harming it. So files that have nothing to do with each
-other are harmed in one copy: whatever is lost of one of them must still be named, and nothing that
-is named because of one may explain a loss of another.
+To serve a corrupted copy costs much more than to corrupt it. So files that have nothing to do with
+each other are corrupted in one copy: whatever is lost of one of them must still be named, and
+nothing that is named because of one may explain a loss of another.
 """
 
 import os
@@ -20,10 +20,10 @@ from polybus.torture.chances import ranked
 from polybus.torture.load.load import FOLLOWED
 
 ZERO_BYTES_MAX = 4096
-HARMS = ("flip", "flip", "cut", "zero", "remove")
+CORRUPTIONS = ("flip", "flip", "cut", "zero", "remove")
 TOGETHER_MAX = 6
 # Locks have no content, and the next start writes run.json again.
-_UNHARMED = ("lock", "history.lock", "history.queue", "run.json")
+_LEFT_ALONE = ("lock", "history.lock", "history.queue", "run.json")
 
 
 def kinds(data: Path) -> dict[str, list[Path]]:
@@ -31,14 +31,14 @@ def kinds(data: Path) -> dict[str, list[Path]]:
     found: dict[str, list[Path]] = defaultdict(list)
     for path in sorted(data.rglob("*")):
         name = str(path.relative_to(data))
-        if path.is_file() and name not in _UNHARMED:
+        if path.is_file() and name not in _LEFT_ALONE:
             kind = re.sub(r"topics/[^/]+", "topics/T", name)
             found[re.sub(r"[0-9a-f-]*\d[0-9a-f-]*", "N", kind)].append(path)
     return found
 
 
 @dataclass(frozen=True, slots=True)
-class Harm:
+class Corruption:
     """What is done to which file; all places are fractions, as sizes depend on the machine."""
 
     salt: int
@@ -50,11 +50,11 @@ class Harm:
     bit: int
 
     @classmethod
-    def draw(cls, chance: random.Random) -> "Harm":
+    def draw(cls, chance: random.Random) -> "Corruption":
         return cls(
             salt=chance.getrandbits(64),
             file=chance.random(),
-            what=chance.choice(HARMS),
+            what=chance.choice(CORRUPTIONS),
             position=chance.random(),
             zero_bytes=chance.randint(1, ZERO_BYTES_MAX),
             bit=chance.randrange(8),
@@ -66,7 +66,7 @@ class Harm:
         return paths[int(self.file * len(paths))]
 
     def apply(self, data: Path, path: Path) -> str:
-        """Harm a file, and say what was done."""
+        """Corrupt a file, and say what was done."""
         name, size = path.relative_to(data), path.stat().st_size
         if self.what == "remove" or size == 0:
             path.unlink()
@@ -89,9 +89,9 @@ class Harm:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What a harmed file may concern.
+    """What a corrupted file may concern.
 
-    `things` are what `verify` may name because of it; files that share one are harmed apart.
+    `things` are what `verify` may name because of it; files that share one are corrupted apart.
     `topics` may be refused or named damaged; None: any.
     """
 
@@ -132,7 +132,7 @@ def owners_of(files: Iterable[str]) -> frozenset[str] | None:
 
 
 def together(files: Iterable[str]) -> list[list[int]]:
-    """Which of these files, by number, are harmed in one copy, at most TOGETHER_MAX."""
+    """Which of these files, by number, are corrupted in one copy, at most TOGETHER_MAX."""
     groups: list[tuple[list[int], set[str], bool]] = []
     for number, name in enumerate(files):
         reach = reach_of(name)

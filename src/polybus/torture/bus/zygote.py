@@ -1,9 +1,9 @@
 """Hand-overs of a warm bus: forks, too, because their imports would take most of a campaign's time.
 
 A bus has threads when it starts a hand-over, so it cannot fork one. Before it has any it forks a
-nursery, which forks what it is asked for. A hand-over must be a child of its bus: that waits for
-it, and a hand-over whose parent changes ends. So the nursery forks twice, and the process in
-between ends: then Linux gives the hand-over to the bus, which is a subreaper.
+zygote, which forks each hand-over that the bus requests. A hand-over must be a child of its bus:
+that waits for it, and a hand-over whose parent changes ends. So the zygote forks twice, and the
+process in between ends: then Linux gives the hand-over to the bus, which is a subreaper.
 """
 
 import contextlib
@@ -22,12 +22,12 @@ from polybus.log.arrow_alone import leave_pandas_out
 from polybus.log.history import handover
 from polybus.log.history.maintenance import Maintenance
 
-NAME = b"nursery"
+NAME = b"zygote"
 _REQUEST_BYTES_MAX = 64 << 10
 _PDEATHSIG, _SET_NAME, _SUBREAPER = 1, 15, 36
 
 
-def open_nursery() -> None:
+def open_zygote() -> None:
     """From now on hand-overs of this process, which has no threads yet, are forks."""
     libc = ctypes.CDLL(None)
     libc.prctl(_SUBREAPER, 1)
@@ -50,7 +50,7 @@ def open_nursery() -> None:
     Maintenance.start_process = staticmethod(start)  # type: ignore[assignment]
 
 
-def is_nursery(process: int) -> bool:
+def is_zygote(process: int) -> bool:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{process}/comm").read_bytes().strip() == NAME
     return False
@@ -59,17 +59,17 @@ def is_nursery(process: int) -> bool:
 class ForkedProcess:
     """A hand-over, with as much of `subprocess.Popen` as `Maintenance` needs."""
 
-    def __init__(self, nursery: socket.socket, arguments: list[str]) -> None:
+    def __init__(self, zygote: socket.socket, arguments: list[str]) -> None:
         reader, writer = os.pipe()
         try:
-            socket.send_fds(nursery, [json.dumps(arguments).encode()], [writer])
+            socket.send_fds(zygote, [json.dumps(arguments).encode()], [writer])
         finally:
             os.close(writer)
         self.stdout: io.BufferedReader = os.fdopen(reader, "rb")
-        self._pid = int(nursery.recv(32) or b"0")
+        self._pid = int(zygote.recv(32) or b"0")
         self.returncode: int | None = None
         if not self._pid:
-            raise ChildProcessError("the nursery has ended")
+            raise ChildProcessError("the zygote has ended")
 
     def kill(self) -> None:
         if self.returncode is None:
@@ -83,7 +83,7 @@ class ForkedProcess:
 
 
 def _fork_for(bus_socket: socket.socket, bus: int) -> None:
-    """The nursery: until the bus ends."""
+    """The zygote: until the bus ends."""
     devnull = os.open(os.devnull, os.O_RDWR)
     # The bus tells on its own that it is ready, or has ended.
     os.dup2(devnull, 0)

@@ -1,4 +1,4 @@
-"""The load on what lies beside the log: large payloads, accounts, consumers, a Delta table.
+"""The load on the stores beside the log: large payloads, accounts, consumers, a Delta table.
 
 As the rest of the load (load.py) it ends when the bus dies, and the next bus is held against what
 was promised. A request that got no answer may have been done or not.
@@ -58,7 +58,7 @@ class KnownAccount:
 
 
 @dataclass
-class BesideLoad(SideLoad):
+class StoresLoad(SideLoad):
     """Accounts, large payloads, a consumer and a table, and what was promised of them."""
 
     blobs: list[str] = field(default_factory=list)
