@@ -13,10 +13,13 @@ from xml.etree import ElementTree
 import msgspec
 
 from polybus import config
+from polybus.cli.common import allocator
 from polybus.config import Limits
 from polybus.edges.tcp.pump import GATHER_S, READ_S_MAX, SHARED_READ_BYTES, SMALL_MESSAGES_MAX
 from polybus.error_codes import CODES
 from polybus.log.columns import SCHEMA
+from polybus.services.memory import CATCH_UPS_AT_ONCE_MAX
+from polybus.services.sessions.contents import CACHE_BYTES_MAX
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -145,6 +148,17 @@ def test_the_numbers_of_the_pump_are_those_of_the_code() -> None:
     rate = f"{SMALL_MESSAGES_MAX / GATHER_S:,.0f} single writes per second"
     assert rate in text
     assert f"once every {GATHER_S * 1000:g} ms" in text
+
+
+def test_the_numbers_of_memory_are_those_of_the_code() -> None:
+    text = " ".join(ARCHITECTURE.split())
+    assert CATCH_UPS_AT_ONCE_MAX == 4 and "catch-ups do: four at a time" in text
+    assert f"recent packs is cached ({CACHE_BYTES_MAX >> 20} MiB)" in text
+    assert f"| `M_MMAP_THRESHOLD` | {allocator.MAPPED_BYTES >> 20} MiB, fixed |" in text
+    assert f"| `M_TRIM_THRESHOLD` | {allocator.HEAP_END_BYTES >> 20} MiB |" in text
+    assert f"| `M_ARENA_MAX` | {allocator.HEAPS} |" in text
+    grown = f"every {allocator.TRIM_S:g} s while the process has grown by"
+    assert f"| `malloc_trim` | {grown} {allocator.GROWN_BYTES >> 20} MiB |" in text
 
 
 def requirement_names(requirements: list[str]) -> list[str]:

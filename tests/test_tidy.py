@@ -151,6 +151,15 @@ UNIDIOMATIC = {
     r"some day": "later, eventually",
     r"twice the same": "idempotent",
     r"the eyes of": "the rights of",
+    r"(runs?|waits?|exists?|arrives?) already": "is already running, already exists",
+    r"br(oke|eaks?|oken|eaking) off": "was interrupted",
+    r"one behind the other": "one after the other",
+    r"lets? go of": "releases",
+    r"(un)?harm(s|ed|ing)": "corrupts, damages",
+    r"nurser(y|ies)": "zygote, fork server",
+    r"good for nothing": "useless",
+    r"(is|was|are|were) (still )?ending": "is stopping",
+    r"than it may": "than allowed",
 }
 # A string with its prefix, or a comment.
 PROSE = re.compile(r'([a-zA-Z]*)("""(?:\\.|[^\\])*?"""|"(?:\\.|[^"\\\n])*")|#[^\n]*', re.DOTALL)

@@ -104,7 +104,7 @@ class Limits(Settings, frozen=True):
     uploads_max: int = 1000
     """Large payloads that arrive at a time."""
     unfinished_uploads_max: int = 100
-    """Uploads by one sender to the topics of one account that broke off and may be continued."""
+    """Interrupted uploads by one sender to the topics of one account, which may be continued."""
     unfinished_upload_s: float = 86_400.0
     """How long what has arrived of such an upload is kept."""
     topic_bytes_max: int = names.TOPIC_BYTES_MAX

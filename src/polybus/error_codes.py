@@ -13,11 +13,11 @@ TABLE = """
 topic.unknown: there is no such topic → polybus topics create NAME creates it; polybus topics list
 topic.recreated: the topic was deleted and created again, with other messages
     → start again with the new topic
-topic.exists: a topic of that name exists already → use it, or another name
+topic.exists: a topic of that name already exists → use it, or another name
 topic.invalid: the name is empty, too long or not printable → use a-z 0-9 . _ - in the name
 topic.reserved: topics that begin with $ are reserved → use a name that does not begin with $
 topic.no-schema: no message of the topic is a JSON object, so no schema can be proposed
-    → only topics of JSON objects have schemas
+    → declare a schema yourself, or publish JSON objects
 topic.empty: a Boson message names no topic and the connector has no default-topic
     → name a topic, or set default-topic on the connector
 topic.damaged: a notice, in pack 0: a topic of the session is damaged; the session keeps its
@@ -34,7 +34,8 @@ blob.unknown: there is no such blob, or you may not read it
     → use the id of a reference in a topic that you may subscribe to
 blob.damaged: the stored payload is damaged; its bytes are not served
     → restore the blob's folder from a backup; polybus verify lists the damage
-blob.busy: the bus already receives as many large payloads as it may → try again later
+blob.busy: the bus, or your account, receives or sends as many large payloads as its limit allows
+    → try again later
 blob.arriving: another connection is sending the same payload for the same topic
     → try again when that upload has ended
 blob.mismatch: the SHA-256 of the payload is not the one announced; the payload was removed
@@ -85,8 +86,8 @@ config.schema: the file with a topic's schema is not JSON Schema or Avro of an o
 config.topic: the name of a declared topic is invalid → correct it in topics
 config.environment: a POLYBUS_ variable names no setting → unset or rename the variable
 config.address: a connector cannot listen on its address → polybus doctor shows which ports are free
-config.log: log is not `files` or kafka://host:port,…, contradicts durability, or is not where the
-    messages of the data folder are → correct the setting log, or name another folder
+config.log: log is neither `files` nor kafka://host:port,…, contradicts durability, or is not where
+    the messages of the data folder are → correct the setting log, or name another folder
 config.cluster: a file that cluster.tls or cluster.login names cannot be used
     → check its path, its rights and its content
 config.tls: a certificate or key cannot be used → check tls.cert, tls.key and tls.client-ca
@@ -118,7 +119,8 @@ log.refused: Kafka refused to store messages, or to create, change or delete a t
     → the text names Kafka's error; check the rights of the bus's user in Kafka, and the brokers
 log.too-large: Kafka refuses a message of this size
     → raise max.message.bytes of the topic in Kafka, or lower limits.message-bytes-max
-log.history-busy: another hand-over is running → wait until it has ended
+log.history-busy: a hand-over, retention or a backup changes or reads the history
+    → wait until it has ended
 
 # Tables
 lake.unknown: the table does not exist → polybus sql 'SHOW TABLES' lists them
@@ -128,7 +130,7 @@ lake.schema: new rows have a column whose type or spelling differs from the tabl
     → cast or rename the column, or write to a table of another name
 lake.keys: rows lack a column of the merge keys → name existing columns
 lake.too-large: a table is too large for a merge → append to it, and aggregate on read
-lake.writer: the name of a table's writer is empty or too long
+lake.writer: the name of a table's writer is empty or too long → use 1 to 255 bytes
 lake.storage: a file of a table cannot be written, or the disk is full
     → free space on the disk of DATA/tables, or correct its permissions; then run the flow again
 lake.conflict: another writer changed the table meanwhile → try again
@@ -154,20 +156,24 @@ sql.table-unknown: the SQL names something that is not a topic or table
 sql.statement: only one statement at a time, and only reads → use SELECT, DESCRIBE, SHOW TABLES
 sql.unreadable: a file that the SQL reads is damaged or missing → polybus verify lists the damage
 sql.engine-missing: DuckDB is not installed → pip install 'polybus[sql]', or use --engine spark
-letter.unknown: there is no such dead letter → list the dead letters
-replay.unknown: there is no such replay of dead letters → list the replays
-replay.running: another replay of dead letters is under way → wait for it, or stop it
 sql.too-slow: the query took longer than allowed → limit it, or raise queries.time-s-max
 sql.too-large: the query needs more memory than allowed
     → select fewer columns or rows, or raise queries.memory-bytes-max
 sql.stopped: the query was stopped → run it again if you need it
 sql.busy: too many queries run at a time → try again, or raise queries.workers-max
 sql.path: a JSON path is invalid → write one like $.items[0].id, $.items[*].id or $['a name']
-sql.id: a query of this id runs already → choose another id
-sql.unknown: no query of this id runs; it may have ended
+sql.id: a query with this id is already running → choose another id
+sql.unknown: no query with this id is running; it may have ended
+    → run the query again if you need its result
 sql.unavailable: the messages are in memory only, where no query of the bus can read them
     → set durability to fsync or interval
 sql.chart: the result cannot be drawn → select a name or a time, then numbers; give .svg or .html
+sql.failed: an SQL engine failed to run a query → correct the query
+
+# Dead letters
+letter.unknown: there is no such dead letter → list the dead letters
+replay.unknown: there is no such replay of dead letters → list the replays
+replay.running: another replay of dead letters is under way → wait for it, or stop it
 
 # Boson
 boson.length-negative: a length is negative; the connection closes
@@ -185,7 +191,7 @@ boson.version-missing: a message's first property is not its version (hbfv)
 boson.version-invalid: a message's version is not a number
 boson.version-unknown: a message's major version is not supported
 gzip.invalid: a stream that began as gzip is invalid; the connection closes
-gzip.bomb: a gzip stream exceeds the compression ratio; the connection closes
+gzip.bomb: a gzip stream exceeds the maximum compression ratio; the connection closes
 request.not-text: a subscribe request is not UTF-8
 request.too-many-topics: a request names too many topics
     → use several, or raise limits.topics-per-request-max
@@ -221,13 +227,13 @@ http.body-too-large: a body is over its limit
     → raise http.json-bytes-max, for messages message-bytes-max
 http.too-many-requests: too many requests at once on one connection
 connection.unknown: there is no such connection; it may have ended → list the connections again
-live.invalid: a text on /v1/live is not a request, or names no channel
+live.invalid: a message on /v1/live is not a valid request, or its channel does not exist
     → docs/howto/http.md describes the requests
 live.too-many: the connection follows too many channels
     → end some, or raise http.live-subscriptions-max
 http.too-many-lines: too many messages in one body → raise limits.parts-max
-http.host-unknown: the bus is not known by the name in the URL, and a web page may have sent the
-    request by DNS rebinding → add the name to http.hosts
+http.host-unknown: the host in the URL is not a name of this bus, as in an attack by DNS rebinding
+    → add the name to http.hosts
 http.origin-foreign: a web page of another origin may not change anything here
     → add its origin to http.cors-origins
 http.content-type: the operation does not accept the content type
@@ -235,7 +241,7 @@ http.query: a parameter is unknown, malformed or repeated
 http.body-invalid: the body is not the JSON that the operation expects
 http.not-found: there is nothing at this path → /openapi.json lists all paths
 http.method: the path does not support the method
-http.failed: internal error of the bus → report it, with the bus's log
+http.failed: the bus has an internal error → report it, with the log of the bus
 msgstream.pack-invalid: a pack is not `[["type", data], …]`
 session.unknown: the session does not exist or has expired → create another
 consumer.unknown: there is no consumer of that group → polybus topics consumers lists them
@@ -248,8 +254,8 @@ session.too-many: there are too many sessions → raise msgstream.sessions-max
 session.overflow: a notice, in pack 0: a session was full and lost its oldest messages
     → confirm packs, or raise msgstream.session-packs-max and session-bytes-max
 session.unset: a notice, in pack 0: the session does not exist → create another
-state.failed: state.db cannot be read or written → check the disk of the data folder; in a cluster,
-    its brokers
+state.failed: the state of the bus cannot be read or written: state.db, or in a cluster the brokers
+    → check the disk of the data folder, or the brokers
 state.damaged: a part of state.db was damaged and is given up; the damaged file is beside it as
     state.db.damaged-N
     → clients of lost sessions open new ones; lost consumers report again; a lost producer needs
@@ -263,7 +269,7 @@ queue.message-too-large: a message is over the limit; the connection closes. A p
 queue.closed: this end of a queue is closed
 queue.read-size: a read has an invalid size
 queue.actions-full: too many reads or writes wait on a channel → try again later
-queue.name-taken: a broker of that name exists already
+queue.name-taken: a broker of that name already exists
 queue.outside-pump: a call from outside the pump's tasks → post it with a Task
 queue.pump-other: the brokers of a transport must share one pump
 queue.port-invalid: a port is out of range
@@ -300,14 +306,15 @@ sink.staging-lost: two or more nodes died while a batch was written, and none ha
 
 # Accounts
 auth.needed: the peer must log in first → log in, or create a token: polybus accounts token create
-auth.failed: the user, password or token of a login is wrong → correct it; each failure takes longer
-auth.denied: you may read this topic, but not do this with it; or only administrators may do this
+auth.failed: the user, password or token of a login is wrong
+    → correct it; after each failure the answer takes longer
+auth.denied: your account or token does not have the right for this
     → ask its owner for the right, or use the token of the administrator
 auth.invalid: a login has neither a user and password nor a token → see the page of the protocol
 auth.busy: too many logins are being checked → try again later
 auth.ended: the account was deleted, or its password or token is no longer valid → log in again
 account.unknown: there is no such account → polybus accounts list
-account.exists: an account of that name exists already → choose another name
+account.exists: an account of that name already exists → choose another name
 account.invalid: the name, pattern, right or password of an account is invalid → follow the text
 account.taken: the default account has topics that would look like those of the new account
     → use another name, or delete the topics it names
@@ -325,9 +332,9 @@ account.bytes: the account of the topic stores as much as its limit allows
 account.sessions: the account has too many sessions → end some, or raise its limit
 account.topics: the account has too many topics → delete some, or raise its limit
 account.connections: the account has too many connections → close some, or raise its limit
-accounts.open: the bus would be open to everybody beyond this machine
+accounts.open: anyone on the network could use the bus without a login
     → set accounts.default to loopback and create accounts, or start with --insecure
-accounts.none: the bus listens beyond this machine and has no account to log in to
+accounts.none: the bus listens on the network, and has no account to log in to
     → polybus accounts create, or listen on 127.0.0.1
 signup.too-many: too many accounts were created by sign-up in the last hour
     → try again later, or raise limits.signups-per-address-hour-max
@@ -339,15 +346,15 @@ admin.token: the call needs the administrator's token, which is missing or wrong
     → send `Authorization: Bearer` with the content of DATA/admin.token
 admin.token-file: DATA/admin.token was empty, too short or not printable, and was replaced
     → give the new token to those who use it
-admin.socket-folder: the folder for the socket of a long data path is not this user's alone
+admin.socket-folder: other users can write to the folder for the socket of a long data path
     → remove it, or set TMPDIR to a folder of your own
 backup.target: the folder for the copy is not empty, or inside the data folder or the base
     → name a new or empty folder
 backup.storage: a file cannot be copied: a disk is full or failed, or a folder is not writable
     → free space or correct the permissions, then start again with an empty folder
-migrate.incomplete: the data folder misses messages that are to be copied into it
+migrate.incomplete: a copy into the data folder did not finish, so messages are missing
     → run the same polybus migrate again, or remove the folder
-backup.incomplete: a folder is not a whole copy: a backup or restore did not finish
+backup.incomplete: a backup or restore did not finish, so the folder lacks files
     → remove it and make it again
 peer.too-slow: a peer left a message unfinished for too long → raise limits.message-timeout-s
 detect.unknown: the first bytes of a connection match no protocol of the connector
@@ -404,7 +411,7 @@ spark.value-too-large: a value is too large for Spark's memory
 spark.checkpoint: another source wrote the checkpoint → use a separate checkpoint for each query
 
 # The running pipeline
-pipeline.running: a pipeline runs on the data folder already → polybus pipeline stop ends it
+pipeline.running: a pipeline is already running on the data folder → polybus pipeline stop ends it
 pipeline.not-running: no pipeline runs on the data folder
     → check --data; polybus pipeline run, or Start in the console, starts one
 pipeline.unreachable: the running pipeline does not answer on its socket
@@ -420,15 +427,14 @@ pipeline.checkpoint: the standard tables were not filled from this checkpoint
     → restore the checkpoint, or remove the checkpoint and the tables that the text names
 pipeline.storage: the pipeline cannot write its lock, or start a flow over
     → free space on the disk of DATA/pipeline, or correct its permissions
-pipeline.settings: the settings that the bus wrote for the pipeline, or a note of it, are damaged
-    → reload the bus (SIGHUP), which writes its settings again; of a note, do what the text says
+pipeline.settings: a small file of the pipeline is damaged: its settings, or what it has begun
+    → if it is settings.json, reload the bus (SIGHUP), which writes it again; else follow the text
 pipeline.busy: too many connections to the pipeline's socket → try again later
-sql.failed: an SQL engine failed to run a query → correct the query
 
 # Your own pipelines
 pipeline.folder: the folder of pipelines does not exist → polybus pipeline init NAME creates it
 pipeline.unknown: no pipeline or flow has that name → polybus pipeline list; polybus pipeline check
-pipeline.exists: a pipeline of that name exists already → use another name
+pipeline.exists: a pipeline of that name already exists → use another name
 pipeline.name: the name of a pipeline or dataset is invalid → rename it
 pipeline.file: a pipeline file cannot be loaded → correct the line it names
 pipeline.duplicate: two pipelines, or elements of one, have one name → rename one

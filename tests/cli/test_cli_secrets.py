@@ -46,7 +46,7 @@ def test_a_password_in_an_argument_is_warned_of_and_not_in_the_environment(
     url = "boson://shop:secret@127.0.0.1:1"
     for verb in (["publish", "news", "x"], ["sessions", "delete", "x"], ["replay", "news"]):
         argued = CliRunner().invoke(main, [*verb, "--url", url.replace("boson", "http")])
-        assert argued.output.count("warning: everybody on this machine") == 1
+        assert argued.output.count("warning: every user of this machine") == 1
         assert "secret" not in argued.output
         plain = CliRunner().invoke(main, [*verb, "--url", "http://127.0.0.1:1"])
         assert "warning" not in plain.output

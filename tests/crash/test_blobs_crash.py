@@ -114,7 +114,7 @@ CONTINUED = b"in pieces"
 
 
 async def send_piece(node: Node) -> Kept | None:
-    """Send the next piece of an upload and break off, as a client does; the whole at its end."""
+    """Send the next piece of an upload and disconnect, as a client does; the whole at its end."""
     access, blobs = node.accounts.default, node.services.blobs
     sha256 = hashlib.sha256(CONTINUED).hexdigest()
     start = blobs.unfinished_bytes(access, "a", sha256)

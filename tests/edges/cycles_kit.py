@@ -78,7 +78,7 @@ def talk(port: int, data: bytes, *, until: bytes = b"") -> bytes:
 
 
 def reset(port: int, data: bytes, until: bytes) -> None:
-    """Send, read until the bytes came, and break off."""
+    """Send, read until the bytes came, and disconnect."""
     said = b""
     with open_socket(port) as sock:
         sock.sendall(data)
@@ -247,7 +247,7 @@ def committed(bus: Bus) -> None:
 
 
 def continued(bus: Bus) -> None:
-    """A large payload that breaks off and is continued."""
+    """A large payload that is interrupted and is continued."""
     payload = f"{next(BATCHES)}".encode() * (1 << 19)
     path = f"{BLOB_PATH}?sha256={hashlib.sha256(payload).hexdigest()}"
     length = f"Content-Length: {len(payload)}"
@@ -309,13 +309,13 @@ SCENARIOS: dict[str, Scenario] = {
     "half a first byte": lambda bus: talk(bus.tcp, b"\0\0"),
     "refused by number": refused_by_number,
     "frames": lambda bus: talk(bus.tcp, SUBSCRIBED, until=b"$receipt"),
-    "frames, broken off": lambda bus: reset(bus.tcp, SUBSCRIBED, b"$receipt"),
+    "frames, interrupted": lambda bus: reset(bus.tcp, SUBSCRIBED, b"$receipt"),
     "frames, unfinished": lambda bus: talk(bus.tcp, frame("news", bytes(1 << 20))[:-1]),
     "frames, everything": lambda bus: talk(
         bus.tcp, frame("$subscribe", b"* tell=position"), until=b"news"
     ),
     "frames, replay": lambda bus: talk(bus.tcp, REPLAYED, until=b"first"),
-    "frames, replay broken off": stalled_replay,
+    "frames, replay interrupted": stalled_replay,
     "frames, unknown topic": lambda bus: talk(bus.tcp, frame("none", b"x"), until=b"$error"),
     "frames, bad": lambda bus: talk(bus.tcp, SUBSCRIBED + b"\xff" * 64, until=b"$error"),
     "frames, bad words": lambda bus: talk(
@@ -332,7 +332,7 @@ SCENARIOS: dict[str, Scenario] = {
         bus.tcp, PUBLISHED + properties(("hbff", b"9"), ("hbfr", b"8")) + b"\xff" * 64
     ),
     "goms": lambda bus: talk(bus.tcp, REGISTERED, until=b"send-ack"),
-    "goms, broken off": lambda bus: reset(bus.tcp, REGISTERED, b"send-ack"),
+    "goms, interrupted": lambda bus: reset(bus.tcp, REGISTERED, b"send-ack"),
     "goms, bad": lambda bus: talk(
         bus.tcp, REGISTERED + b'{]\n{"messagetype":"?"}\n{"messagetype":7}\n\xff{"', until=b"error"
     ),
@@ -351,7 +351,7 @@ SCENARIOS: dict[str, Scenario] = {
         bus.tcp, bus.request("/v1/topics") + bus.request("/healthz"), until=b"ok"
     ),
     "http, last request": lambda bus: talk(bus.tcp, bus.request("/", LAST)),
-    "http, broken off": lambda bus: reset(bus.tcp, bus.request("/v1/topics"), b"news"),
+    "http, interrupted": lambda bus: reset(bus.tcp, bus.request("/v1/topics"), b"news"),
     "http, publish": lambda bus: talk(
         bus.tcp, bus.request("/v1/topics/news/messages", LAST, method="POST", body="x")
     ),
@@ -396,12 +396,12 @@ SCENARIOS: dict[str, Scenario] = {
     "poll, hanging": lambda bus: hanging(bus, bus.poll("longpolling", new_session(bus))),
     "poll, unknown session": lambda bus: talk(bus.tcp, bus.poll("longpolling", "none")),
     "websocket": lambda bus: websocket(bus, ws_frame(8, b"\x03\xe8")),
-    "websocket, broken off": lambda bus: reset(bus.tcp, bus.upgrade(), b'"1":'),
+    "websocket, interrupted": lambda bus: reset(bus.tcp, bus.upgrade(), b'"1":'),
     # Its packs are not in memory: the bus reads the log for them.
-    "websocket, broken off early": lambda bus: reset(
+    "websocket, interrupted early": lambda bus: reset(
         bus.tcp, bus.upgrade(new_session(bus, BEHIND)), b"101"
     ),
-    "poll, broken off early": lambda bus: reset(
+    "poll, interrupted early": lambda bus: reset(
         bus.tcp, bus.poll("longpolling", new_session(bus, BEHIND)), b""
     ),
     "live": lambda bus: live(bus, ws_frame(8, b"\x03\xe8")),
@@ -431,10 +431,10 @@ SCENARIOS: dict[str, Scenario] = {
         talk(bus.tcp, bus.request(f"/v1/blobs/{LARGE_ID}", LAST)),
         talk(bus.tcp, bus.request(f"/v1/blobs/{LARGE_ID}", "Range: bytes=9-", LAST)),
     ],
-    "http, blob broken off": lambda bus: reset(
+    "http, blob interrupted": lambda bus: reset(
         bus.tcp, bus.request(f"/v1/blobs/{LARGE_ID}"), b" 200 "
     ),
-    "http, arrow broken off": lambda bus: reset(
+    "http, arrow interrupted": lambda bus: reset(
         bus.tcp, bus.request("/v1/topics/large/messages?offset=0", ACCEPT_ARROW), b" 200 "
     ),
     "http, blob continued": continued,
@@ -449,7 +449,7 @@ SCENARIOS: dict[str, Scenario] = {
         talk(bus.tcp, bus.request("/v1/topics/news/search?sql=(", LAST), until=b" 400 "),
     ],
     "http, export": lambda bus: asked(bus, "/v1/topics/news/export?format=jsonl"),
-    "http, export broken off": lambda bus: reset(
+    "http, export interrupted": lambda bus: reset(
         bus.tcp, bus.request("/v1/topics/large/export?format=jsonl"), b" 200 "
     ),
     "frames, large": lambda bus: talk(bus.tcp, LARGE_FRAME, until=b"$receipt"),
@@ -457,7 +457,7 @@ SCENARIOS: dict[str, Scenario] = {
         bus.tcp, frame("$subscribe", b"flood") + LARGE_FRAME, until=b"$receipt"
     ),
     "frames, large unfinished": lambda bus: talk(bus.tcp, LARGE_FRAME[:-1]),
-    "frames, large broken off": lambda bus: reset(bus.tcp, LARGE_FRAME, b"$receipt"),
+    "frames, large interrupted": lambda bus: reset(bus.tcp, LARGE_FRAME, b"$receipt"),
     "frames, large and refused": lambda bus: talk(
         bus.tcp, frame("none", bytes(2 << 20)), until=b"$error"
     ),

@@ -213,7 +213,7 @@ async def test_payloads_that_arrive_at_the_same_time_count_together() -> None:
         await until(lambda: bus.node.services.blobs.bytes_of("shop") == 0)
 
 
-# Uploads that broke off
+# Uploads that were interrupted
 
 
 async def break_off(bus: Bus, account: str, topic: str, content: bytes) -> None:

@@ -19,7 +19,7 @@ REST = os.urandom(3 * MEBI)
 
 
 def begin(data: Path, sha256: str) -> None:
-    """Leave what an upload that broke off has left."""
+    """Leave what an upload that was interrupted has left."""
     folder = blobs_folder(data, "default") / UploadId(Uploader(), "news", sha256).folder
     folder.mkdir(parents=True)
     with open(folder / CONTENT, "wb") as file:

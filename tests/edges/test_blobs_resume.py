@@ -1,4 +1,4 @@
-"""An upload that breaks off is continued by who began it, with the bytes that are missing."""
+"""The sender of an interrupted upload continues it with the missing bytes."""
 
 from __future__ import annotations
 

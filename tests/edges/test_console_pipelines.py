@@ -101,7 +101,7 @@ def test_a_driver_is_started_stopped_and_refreshes_a_table_after_confirmations(
 
 
 def test_a_start_that_is_refused_is_shown_in_its_dialog(console: Console, bus: ConsoleBus) -> None:
-    refused = {"code": "pipeline.running", "detail": "a pipeline runs already"}
+    refused = {"code": "pipeline.running", "detail": "a pipeline is already running"}
     answer = f"""
         window.fetch = (url, options) => options.method === "GET" ? real(url, options)
             : Promise.resolve(Response.json({json.dumps(refused)}, {{ status: 409 }}));
@@ -112,4 +112,4 @@ def test_a_start_that_is_refused_is_shown_in_its_dialog(console: Console, bus: C
         console.open("pipelines")
         console.click("Start")
         console.click("Start", within="dialog")
-        console.sees("A pipeline runs already.", "pipeline.running", within="dialog .failure")
+        console.sees("A pipeline is already running.", "pipeline.running", within="dialog .failure")

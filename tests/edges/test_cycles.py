@@ -48,7 +48,7 @@ SERVING = (
     *("polybus.edges.", "polybus.services.", "polybus.bus.", "polybus.wire.", "polybus.scan."),
     *("uvicorn.", "websockets.", "uvloop.", "asyncio.", "ssl."),
 )
-# What asyncio leaves of each process that ends, as that of an export which is broken off.
+# What asyncio leaves of each process that ends, as that of an export which is interrupted.
 OF_A_PROCESS = (
     *("asyncio.subprocess.SubprocessStreamProtocol", "asyncio.streams.StreamReader"),
     "asyncio.streams.StreamWriter",
@@ -97,7 +97,7 @@ async def left_behind(
 
     await rounds(1)
     gc.collect()
-    # What exists already is of no interest, and takes the collector long.
+    # What already exists is of no interest, and takes the collector long.
     gc.freeze()
     gc.disable()
     found: Counter[str] = Counter()
@@ -141,5 +141,5 @@ def test_a_connection_leaves_no_cycle(world: World, name: str) -> None:
     """Nor does anything else keep it: it is gone soon after its socket."""
     runner, node, bus = world
     # Each of these ends a process of the bus, and the next one has to start.
-    round_count = 2 if name == "http, export broken off" else ROUNDS
+    round_count = 2 if name == "http, export interrupted" else ROUNDS
     assert not runner.run(left_behind(node, bus, SCENARIOS[name], round_count))

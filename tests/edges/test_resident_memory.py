@@ -176,7 +176,7 @@ def request(method: str, path: str, length: int = 0) -> bytes:
 
 
 def blobs(bus: Bus) -> None:
-    """Large payloads that break off on their way in, some to be continued, and out."""
+    """Large payloads that are interrupted on their way in, some to be continued, and out."""
     content = bytes(4 * MIB)
     blob_id = hashlib.sha256(content).hexdigest()
     put = f"/v1/topics/alpha/blob?sha256={blob_id}"
@@ -204,14 +204,14 @@ def live_pages(bus: Bus) -> None:
 
 
 def queries(bus: Bus) -> None:
-    """Queries, of which most are refused or broken off: their processes are the bus's, too."""
+    """Queries, of which most are refused or interrupted: their processes are the bus's, too."""
     sql = json.dumps({"query": "SELECT count(*) FROM alpha"}).encode()
     ways = [request("POST", "/v1/sql", len(sql)) + sql]
     ways += [request("GET", f"/v1/topics/alpha/{way}") for way in ("search?text=x", "export")]
     for sock in [bus.open(data) for data in ways * 20]:
         reset(sock)
     answer = b""
-    # Processes of queries that were broken off are still ending.
+    # Processes of queries that were interrupted are still stopping.
     while b" 200 " not in answer:
         with bus.open(ways[0]) as sock:
             answer = sock.recv(1 << 16)

@@ -90,7 +90,7 @@ def test_hundreds_of_topics_are_created_in_seconds_also_by_two_nodes_at_once(
     with ThreadPoolExecutor(2) as threads:
         for one in [threads.submit(node.create_topics, wanted) for node in nodes]:
             with contextlib.suppress(UsageError):
-                # The other one was so much faster that they exist already.
+                # The other one was so much faster that they already exist.
                 one.result(60)
     assert time.monotonic() - began_s < 30
     for node in nodes:

@@ -67,7 +67,7 @@ def test_fields_that_a_schema_cannot_have_are_named() -> None:
 
 
 def test_a_topic_without_objects_has_no_schema() -> None:
-    with pytest.raises(UsageError, match=r"topic\.no-schema: of 2 messages none"):
+    with pytest.raises(UsageError, match=r"topic\.no-schema: none of the 2 messages"):
         proposed(b"text", 5)
 
 

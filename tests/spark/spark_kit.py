@@ -47,7 +47,7 @@ class RunningBus:
         return self._process.pid
 
     def start(self) -> None:
-        assert self._process is None, "the bus runs already"
+        assert self._process is None, "the bus is already running"
         self._config.write_text(json.dumps({"topics": self._topics} | self._settings))
         command = [sys.executable, "-m", "polybus.cli", "serve"]
         command += ["--config", str(self._config), "--data", str(self.data)]

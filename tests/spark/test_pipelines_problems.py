@@ -44,7 +44,7 @@ BROKEN = {
         "@dp.materialized_view\ndef a():\n    return spark.range(1)\n\n"
         "@dp.materialized_view(name='a')\ndef b():\n    return spark.range(1)\n",
         8,
-        "named a exists already, at",
+        "named a already exists, at",
     ),
     "unknown input": (
         "@dp.table\ndef t():\n    x = 1\n    return spark.readStream.table('nowhere')\n",

@@ -194,7 +194,7 @@ def test_a_held_topic_is_verified_up_to_the_last_message_and_not_by_counting() -
     assert held.intact_stop("news", 0, 10) == 6
 
 
-# A bus that goes away: what answers here is made to break off.
+# A bus that goes away: what answers here is made to disconnect.
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 

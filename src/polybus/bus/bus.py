@@ -168,7 +168,7 @@ class Bus:
     def check_deletable(self, name: str, *, is_admin: bool) -> None:
         """Raises UsageError `topic.reserved`."""
         if names.is_reserved(name) and not (is_admin and name in self.log.frozen):
-            text = f"'{name}' is a system topic; only an administrator can delete it, if damaged"
+            text = f"'{name}' is a system topic; administrators can delete it if it is damaged"
             raise UsageError("topic.reserved", text)
 
     def delete_account_topic(self, name: str) -> None:

@@ -59,7 +59,7 @@ def publish(
 
     DATA is one message. Without DATA and --file the message is read from standard input. A file
     over 1 MiB is streamed over HTTP, and its position and the id of its blob are printed; if that
-    breaks off, the same command continues there, for a day. On
+    is interrupted, the same command continues there, for a day. On
     queue:// the connector decides the topic: TOPIC is not sent, and there are no receipts or
     headers. There a refusal has no reason, but is exit 1 as everywhere.
     """

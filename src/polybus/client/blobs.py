@@ -64,7 +64,7 @@ class _Put:
         return f"/v1/topics/{quote(self.topic, safe='')}/blob"
 
     def arrived_bytes(self, sha256: str) -> int:
-        """How much of a payload the bus has, of an upload that broke off."""
+        """How much of a payload the bus has, of an upload that was interrupted."""
         url, tls, head = _url(self.options), self.options.tls, _head(self.options)
         with opened(url, "GET", f"{self._path}?sha256={sha256}", headers=head, tls=tls) as answer:
             return decode(_all_of(answer), _Arrived).bytes
@@ -101,7 +101,7 @@ def _all_of(answer: HTTPResponse) -> bytes:
     try:
         return answer.read()
     except (OSError, HTTPException) as error:
-        raise PolybusError("client.disconnected", f"the answer broke off: {error}") from error
+        raise PolybusError("client.disconnected", f"the answer was interrupted: {error}") from error
 
 
 def _sha256(file: BinaryIO) -> str:
@@ -122,7 +122,7 @@ async def upload(
     """Publish a payload; return its position and reference when both are durable.
 
     A file that can be read twice is: its SHA-256 names the upload, which continues where an earlier
-    one broke off, also one of another process.
+    one was interrupted, also one of another process.
 
     Raises PolybusError: the bus's refusal, or why it could not be reached.
     """
@@ -144,7 +144,7 @@ async def upload(
 
 
 async def _upload_file(put: _Put, file: BinaryIO) -> tuple[Position, Reference]:
-    """Send a file; one that can be read again continues where an earlier upload broke off."""
+    """Send a file; one that can be read again continues where an earlier upload was interrupted."""
     if not file.seekable():
         return await asyncio.to_thread(put.send, _pieces(file))
     begin = file.tell()
@@ -162,7 +162,7 @@ async def _upload_file(put: _Put, file: BinaryIO) -> tuple[Position, Reference]:
 
 
 async def _until_done(options: ClientOptions, attempt: Callable[[], T]) -> T:
-    """Repeat what broke off, if the client reconnects."""
+    """Repeat what was interrupted, if the client reconnects."""
     backoff = Backoff()
     while True:
         try:
@@ -240,7 +240,9 @@ def _get(options: ClientOptions, blob_id: str, part: Path, progress: BlobProgres
             raise
         # Everything is there already; whether it is right, its SHA-256 will tell.
     except OSError as error:
-        raise PolybusError("client.disconnected", f"the download broke off: {error}") from error
+        raise PolybusError(
+            "client.disconnected", f"the download was interrupted: {error}"
+        ) from error
 
 
 def _finish(part: Path, target: Path, blob_id: str) -> None:

@@ -205,7 +205,7 @@ class Client:
 
         It goes over HTTP on the same port, whatever the URL's scheme, and is stored as a blob.
         Returns its position and reference when both are durable. A file continues where an earlier
-        call broke off; with `reconnect` this one waits for a bus that is gone.
+        call was interrupted; with `reconnect` this one waits for a bus that is gone.
 
         Raises:
             PolybusError: the bus refused it (its code), or cannot be reached.
@@ -230,7 +230,7 @@ class Client:
         for a bus that is gone. The file is checked before it gets its name.
 
         Raises:
-            PolybusError: `blob.unknown`, `blob.damaged`; without `reconnect`, why it broke off.
+            PolybusError: `blob.unknown`, `blob.damaged`; without `reconnect`, what interrupted it.
         """
         self._open_publisher()
         return await blobs.download(self._options, blob, target, progress=progress)

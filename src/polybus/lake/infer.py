@@ -70,7 +70,7 @@ def infer(values: Iterable[bytes], *, outliers_max: float) -> Proposal:
     left_out += names[FIELDS_MAX:]
     names = names[:FIELDS_MAX]
     if not names:
-        text = f"of {count} messages none is a JSON object with fields"
+        text = f"none of the {count} messages is a JSON object with fields"
         raise UsageError("topic.no-schema", text)
     kinds = {
         name: column_type([one[name] for one in objects if one.get(name) is not None], outliers_max)

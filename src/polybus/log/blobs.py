@@ -132,7 +132,7 @@ def find_blobs(folder: Path) -> Iterator[FoundBlob]:
 
 
 def find_unfinished(folder: Path) -> Iterator[tuple[Path, int, float]]:
-    """Payloads that broke off: folder, size, and when they were written to last."""
+    """Payloads that were interrupted: folder, size, and when they were written to last."""
     with contextlib.suppress(FileNotFoundError):
         for entry in os.scandir(folder):
             if entry.name.startswith(UNFINISHED) and entry.is_dir(follow_symlinks=False):

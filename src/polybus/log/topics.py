@@ -232,7 +232,7 @@ class LogOfTopics(ABC, Generic[S]):
         notes: list[TopicNote] = []
         for topic, settings in wanted.items():
             if topic in self._notes:
-                raise UsageError("topic.exists", f"topic {topic!r} exists already")
+                raise UsageError("topic.exists", f"topic {topic!r} already exists")
             notes.append(TopicNote(topic, epoch + len(notes), created, settings))
         if self._folder is not None and notes:
             try:
@@ -292,19 +292,19 @@ class LogOfTopics(ABC, Generic[S]):
             # The disk fails now, or an earlier call was interrupted.
             known = self._notes[topic]
             epoch = known.epoch
-        aside = trash_folder(data) / ("damaged" if epoch is None else str(epoch))
+        trashed = trash_folder(data) / ("damaged" if epoch is None else str(epoch))
         if folder.exists():
-            self._disk.remove_folder(aside)
-            self._disk.rename(folder, aside)
-        if aside.exists():
+            self._disk.remove_folder(trashed)
+            self._disk.rename(folder, trashed)
+        if trashed.exists():
             for changed in (trash_folder(data), folder.parent):
                 self._disk.sync_folder(changed)
             if epoch is None:
-                self._disk.remove_folder(aside)
+                self._disk.remove_folder(trashed)
             else:
                 if known is not None:
-                    replace_file(aside / _NOTE, checked_json.encode(known), self._disk)
-                self._strip(aside)
+                    replace_file(trashed / _NOTE, checked_json.encode(known), self._disk)
+                self._strip(trashed)
                 self._buried(topic, epoch)
         self._disk.remove_folder(exposed_folder(folder))
         for stray in self._strays.pop(topic, ()):
@@ -312,9 +312,9 @@ class LogOfTopics(ABC, Generic[S]):
 
     def _bury(self, data: Path, topic: str, epoch: int) -> None:
         """Add the tombstone of a topic without topic.json."""
-        aside = tombstone_folder(topic_folder(data, topic), epoch)
-        self._disk.make_folder(aside)
-        replace_file(aside / _NOTE, checked_json.encode(TopicNote(topic, epoch, "")), self._disk)
+        trashed = tombstone_folder(topic_folder(data, topic), epoch)
+        self._disk.make_folder(trashed)
+        replace_file(trashed / _NOTE, checked_json.encode(TopicNote(topic, epoch, "")), self._disk)
         self._buried(topic, epoch)
 
     def _buried(self, topic: str, epoch: int) -> None:
@@ -326,15 +326,15 @@ class LogOfTopics(ABC, Generic[S]):
 
     def _tidy_trash(self, data: Path) -> None:
         """Finish deletions that a crash interrupted."""
-        for aside in sorted(trash_folder(data).glob("*")):
-            if aside.name.isdigit() and (aside / _NOTE).exists():
-                self._strip(aside)
-                self._epoch_max = max(self._epoch_max, int(aside.name))
+        for trashed in sorted(trash_folder(data).glob("*")):
+            if trashed.name.isdigit() and (trashed / _NOTE).exists():
+                self._strip(trashed)
+                self._epoch_max = max(self._epoch_max, int(trashed.name))
             else:
-                self._disk.remove_folder(aside)
+                self._disk.remove_folder(trashed)
 
-    def _strip(self, aside: Path) -> None:
-        for path in aside.iterdir():
+    def _strip(self, trashed: Path) -> None:
+        for path in trashed.iterdir():
             if path.is_dir():
                 self._disk.remove_folder(path)
             elif path.name != _NOTE:

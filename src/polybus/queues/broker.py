@@ -144,7 +144,7 @@ class LocalTransport:
     def join(self, name: str, pump: EventPump) -> None:
         """Add a broker. Raises UsageError `queue.name-taken`."""
         if name in self._names:
-            raise UsageError("queue.name-taken", f"a broker named {name!r} exists already")
+            raise UsageError("queue.name-taken", f"a broker named {name!r} already exists")
         self._names.add(name)
 
     def bind(self, name: str, port: int, binding: Binding) -> bool:

@@ -163,7 +163,7 @@ class Channel:
         if self._state is ChannelState.DISCONNECTED:
             raise UsageError("queue.closed", "this end has disconnected")
         if waiting >= self._limits.actions_max:
-            text = f"{waiting} actions wait already (actions_max)"
+            text = f"{waiting} actions are already waiting (actions_max)"
             raise BusyError("queue.actions-full", text, retry_after_s=0.1)
 
     # Events

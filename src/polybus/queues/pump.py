@@ -146,7 +146,7 @@ class EventPump:
         if self._stopping:
             raise UsageError("queue.pump-stopped", "the pump is stopped")
         if len(self._runnables) >= self._runnables_max:
-            text = f"{self._runnables_max} runnables wait already (runnables_max)"
+            text = f"{self._runnables_max} runnables are already waiting (runnables_max)"
             raise BusyError("queue.pump-full", text, retry_after_s=0.1)
         self.soon(task, runnable)
 

@@ -115,7 +115,7 @@ class TcpTransport:
 
     def join(self, name: str, pump: EventPump) -> None:
         if name in self._names:
-            raise UsageError("queue.name-taken", f"a broker named {name!r} exists already")
+            raise UsageError("queue.name-taken", f"a broker named {name!r} already exists")
         if self._names and pump is not self.pump:
             raise UsageError("queue.pump-other", "all brokers of a transport must share one pump")
         if not self._names:

@@ -139,7 +139,7 @@ cdef uint8_t* put_batch(
 
 
 def encode_records(batches, int64_t base_ms):
-    """The messages of batches as records, one behind the other; times count from `base_ms`."""
+    """The messages of batches as records, one after the other; times count from `base_ms`."""
     cdef Batch batch
     cdef bytes reserved
     cdef int64_t total = 0, first = 0

@@ -22,7 +22,7 @@ MALFORMED = "the records of a Kafka batch are malformed"
 
 
 def encode_records(batches: Sequence[Batch], base_ms: int) -> bytearray:
-    """The messages of batches as records, one behind the other; times count from `base_ms`."""
+    """The messages of batches as records, one after the other; times count from `base_ms`."""
     out = bytearray()
     delta = 0
     for batch in batches:

@@ -110,7 +110,7 @@ async def catch_up(
         while True:
             # Another topic's payload may be on its way to the peer.
             await target.drained()
-            async with context.memory.replay_turn():
+            async with context.memory.catch_up_turn():
                 if context.log.bounds(topic).epoch != epoch:
                     raise UsageError("topic.deleted", f"the topic {topic!r} was deleted")
                 reached = context.bus.attach_if_recent(topic, target, offset, take.deliver)

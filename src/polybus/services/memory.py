@@ -1,7 +1,7 @@
 """The memory gate: when the bus stops reading from publishers (`memory-bytes-max`).
 
 Messages take memory while they wait for slow subscribers or for the committer. Beyond the limit no
-publisher is read from, and replays wait from half of the limit on: even with many unread replays,
+publisher is read from, and catch-ups wait from half of the limit on: even with many unread ones,
 live messages have room.
 """
 
@@ -14,8 +14,8 @@ from polybus.bus.subscriptions import Holdable
 from polybus.log.interface import Log
 
 POLL_S = 0.002
-REPLAYS_AT_ONCE_MAX = 4
-REPLAY_POLL_S = 0.02
+CATCH_UPS_AT_ONCE_MAX = 4
+CATCH_UP_POLL_S = 0.02
 
 
 class Ledger:
@@ -46,12 +46,12 @@ class Ledger:
 
 
 class MemoryGate:
-    """Holds publishers and replays back while messages in memory exceed their limit."""
+    """Holds publishers and catch-ups back while messages in memory exceed their limit."""
 
     def __init__(self, log: Log, loop: asyncio.AbstractEventLoop, *, bytes_max: int) -> None:
         self.ledger = Ledger()
-        self.replays_starve = False
-        self._turns = asyncio.Semaphore(REPLAYS_AT_ONCE_MAX)
+        self.catch_ups_starve = False
+        self._turns = asyncio.Semaphore(CATCH_UPS_AT_ONCE_MAX)
         self._log = log
         self._loop = loop
         self._bytes_max = bytes_max
@@ -90,11 +90,11 @@ class MemoryGate:
             await asyncio.sleep(POLL_S)
 
     @contextlib.asynccontextmanager
-    async def replay_turn(self) -> AsyncIterator[None]:
-        """Let few replays read at once, and none while there is no room for what they read."""
+    async def catch_up_turn(self) -> AsyncIterator[None]:
+        """Let few catch-ups read at once, and none while there is no room for what they read."""
         async with self._turns:
             while 2 * self.ledger.bytes > self._bytes_max:
-                self.replays_starve = True
-                await asyncio.sleep(REPLAY_POLL_S)
-            self.replays_starve = False
+                self.catch_ups_starve = True
+                await asyncio.sleep(CATCH_UP_POLL_S)
+            self.catch_ups_starve = False
             yield

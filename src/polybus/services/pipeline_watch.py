@@ -212,7 +212,7 @@ class PipelineWatch:
         async with self._starting:
             _, status = await asyncio.to_thread(self._status)
             if not status.pipelines or not await asyncio.to_thread(Path(status.pipelines).is_dir):
-                text = "no folder of pipelines is known here: polybus pipeline run has to run first"
+                text = "the bus knows no folder of pipelines yet: run polybus pipeline run once"
                 raise UsageError("pipeline.folder", text)
             tables = map(name_in, await asyncio.to_thread(table_folders, self._data))
             if table not in tables:
@@ -258,7 +258,7 @@ class PipelineWatch:
                 while pid and is_alive(pid):  # noqa: ASYNC110 - not a child of this process
                     await asyncio.sleep(POLL_S)
         if ours is not None and ours.returncode is None:
-            text = "a pipeline has just been started, or is still ending"
+            text = "a pipeline has just been started, or is still stopping"
             raise UsageError("pipeline.running", text)
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:

@@ -98,7 +98,7 @@ class BusLocation:
                 `spark.option-invalid`, only a cluster is named.
         """
         if self.is_cluster_only:
-            text = "option log: this is done by a node; name one with option url or data instead"
+            text = "option log: only a node can do this; name one with option url or data instead"
             raise UsageError("spark.option-invalid", text)
         if self.url is not None:
             return nodes.in_order(self.url)[0], self.token

@@ -109,11 +109,11 @@ def set_aside(df: DataFrame, table: LakeTable, *, reason: str, writer: str, batc
 
 def quarantine(df: DataFrame, table: LakeTable, *, reason: str, writer: str, batch_id: int) -> None:
     """Store rows of a batch in `<table>.quarantine`, as JSON; the table does not change."""
-    aside = LakeTable(table.path.with_name(f"{table.path.name}.quarantine"))
+    refused = LakeTable(table.path.with_name(f"{table.path.name}.quarantine"))
     columns = [F.to_json(F.struct("*")).alias("row"), F.lit(reason).alias("reason")]
     rows = df.select(*columns, F.current_timestamp().alias("quarantined_at"))
-    if not aside.has_batch(writer, batch_id):
-        commit_staged(aside, stage(rows, aside, ()), writer=writer, batch_id=batch_id)
+    if not refused.has_batch(writer, batch_id):
+        commit_staged(refused, stage(rows, refused, ()), writer=writer, batch_id=batch_id)
 
 
 def commit_staged(

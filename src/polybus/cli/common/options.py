@@ -23,7 +23,7 @@ def without_secret(context: click.Context, option: click.Parameter, url: str | N
     is_argument = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
     host = (url or "").partition("://")[2].partition("/")[0]
     if is_argument and "@" in host:
-        text = "everybody on this machine can see the password or token in --url"
+        text = "every user of this machine can see the password or token in --url"
         click.echo(f"warning: {text}; use POLYBUS_URL, POLYBUS_TOKEN or polybus login", err=True)
     return url
 

@@ -39,5 +39,5 @@ async def transferred(
                 if error.code not in BROKEN_OFF or not has_begun or tries > TRIES_MAX:
                     raise
                 if tries == 1:
-                    say(f"{label}: the connection broke off, trying to continue")
+                    say(f"{label}: the connection was interrupted, trying to continue")
             await asyncio.sleep(backoff.next_s())

@@ -278,7 +278,7 @@ def _write_template(folder: Path, name: str) -> Path:
     try:
         files.mkdir(parents=True)
     except FileExistsError as error:
-        raise UsageError("pipeline.exists", f"{path} exists already; use another name") from error
+        raise UsageError("pipeline.exists", f"{path} already exists; use another name") from error
     (files / "messages.py").write_text(FLOWS)
     (files / "totals.sql").write_text(TOTALS)
     storage = path.absolute() / "pipeline-storage"

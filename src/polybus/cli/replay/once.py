@@ -66,7 +66,7 @@ def opened_publisher(data: Path, record: Record) -> Iterator["OncePublisher"]:
         Disk().make_folder(folder)
         lock = FileLock(folder / "lock")
     except BlockingIOError as error:
-        text = f"another run of replay --dead-letters publishes those of {data}"
+        text = f"another run of replay --dead-letters is publishing those of {data}"
         raise BusyError("lake.busy", text) from error
     except OSError as error:
         raise storage_error(error, f"cannot write to {folder}") from error
@@ -97,7 +97,7 @@ class OncePublisher:
         except (OSError, StorageError) as error:
             reason = error.text if isinstance(error, StorageError) else f"{self._path}: {error}"
             advice = "restore it, or remove it: dead letters of one part may then go out twice"
-            raise StorageError("lake.damaged", f"{reason}; {advice}") from error
+            raise StorageError("pipeline.settings", f"{reason}; {advice}") from error
         try:
             self._finish(begun)
         except UsageError as error:

@@ -134,7 +134,9 @@ def delete(config: Config, name: str, yes: bool, as_json: bool) -> None:
 
     def delete_offline(log: Log) -> None:
         if names.is_reserved(topic) and topic not in log.frozen:
-            raise UsageError("topic.reserved", f"{topic}: a system topic that is not damaged")
+            raise UsageError(
+                "topic.reserved", f"{topic}: a system topic can be deleted only if it is damaged"
+            )
         log.delete_topic(topic)
 
     if not yes:

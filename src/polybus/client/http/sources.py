@@ -100,7 +100,9 @@ def parse_packs(text: bytes) -> list[Pack]:
     try:
         packs = sorted(_packs.decode(text).items())
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise PeerError("msgstream.pack-invalid", f"not packs: {str(error)[:80]}") from error
+        raise PeerError(
+            "msgstream.pack-invalid", f"the answer has no packs: {str(error)[:80]}"
+        ) from error
     return [
         Pack(number, [StreamEvent(event.name, bytes(event.raw), number) for event in events])
         for number, events in packs

@@ -7,7 +7,7 @@ from starlette.types import Receive, Scope, Send
 
 
 class DownloadResponse(StreamingResponse):
-    """As Starlette's, but leaves no cycle behind when the client breaks off.
+    """As Starlette's, but leaves no cycle behind when the client disconnects.
 
     The task group of Starlette's keeps the error of its cancelled task in a frame which the error's
     traceback has, and with it the connection, until the collector looks for cycles.

@@ -227,7 +227,7 @@ class GomsTranslator(Translator):
             await asyncio.wait([before])
         try:
             await self.drained()
-            async with self.edge.context.memory.replay_turn():
+            async with self.edge.context.memory.catch_up_turn():
                 self.reply(await self._chunk(event))
         except PolybusError as error:
             is_unknown = error.code == "blob.unknown"

@@ -56,8 +56,8 @@ async def payload(
         raise unknown_blob()
     before, start = words.head, 0
     while start < reader.size:
-        # As replays: few at a time, and none while there is no room for what they read.
-        async with memory.replay_turn():
+        # As catch-ups: few at a time, and none while there is no room for what they read.
+        async with memory.catch_up_turn():
             piece = await blobs.read(reader, start, words.piece_bytes)
         start += len(piece)
         yield before + words.wrap(piece) if before else words.wrap(piece)

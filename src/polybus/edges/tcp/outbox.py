@@ -48,7 +48,7 @@ SLOW_WRITE_BYTES = 64 << 10
 PATIENCE_S = 0.5
 PATIENCE_REFILL = 0.1
 STANDSTILL_S = 10.0
-# How long a peer may take nothing while memory is short, and while replays wait for memory.
+# How long a peer may take nothing while memory is short, and while catch-ups wait for memory.
 SHORT_PATIENCE_S = 0.3
 STARVING_PATIENCE_S = 3.0
 
@@ -128,11 +128,11 @@ class Outboxes:
                 outbox.give_up()
         is_full = self._memory.is_full()
         self._short_s = self._short_s + elapsed_s if is_full else 0.0
-        if self._short_s > SHORT_PATIENCE_S or self._memory.replays_starve:
+        if self._short_s > SHORT_PATIENCE_S or self._memory.catch_ups_starve:
             self._shed(is_full)
 
     def _shed(self, is_full: bool) -> None:
-        """Free memory at the expense of peers that take nothing; of all if replays starve."""
+        """Free memory at the expense of peers that take nothing; of all if catch-ups starve."""
         patience_s = SHORT_PATIENCE_S if is_full else STARVING_PATIENCE_S
         if self.policy == "wait":
             patience_s = STANDSTILL_S
@@ -160,7 +160,7 @@ class Outbox:
         self._limit = outboxes.bytes_max
         # A list while the peer takes everything: an empty deque has 760 bytes.
         self._pending: list[Waiting] | deque[Waiting] = []
-        # Publishers that are held back, and replays that wait until the peer takes more.
+        # Publishers that are held back, and catch-ups that wait until the peer takes more.
         self._waiters: list[Holdable] | None = None
         self._drains: list[asyncio.Future[None]] | None = None
         # The last write, while the transport still holds it.

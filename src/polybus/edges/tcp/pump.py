@@ -4,7 +4,7 @@
 The sockets are in an epoll of their own, and its descriptor is the one thing of them that the
 event loop watches. When it is ready, the pump takes a turn:
 
-    1. one read of every ready socket, one behind the other, into the shared buffer
+    1. one read of every ready socket, one after the other, into the shared buffer
     2. small reads first: the plain messages of neighbouring reads are published together, with one
        call of the bus, and their subscribers written to; everything else goes to its connection
     3. every other outbox is written, once

@@ -3,7 +3,7 @@
 Sent bytes wait in the outbox and pass through the layers around the protocol.
 
 A connection and its outbox, its timers, its translator and what is above it refer to each other.
-When it is lost it lets go of all of them, so that its memory is free at once: `polybus serve`
+When it is lost it releases all of them, so that its memory is free at once: `polybus serve`
 hardly ever looks for reference cycles.
 """
 

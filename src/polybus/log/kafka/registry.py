@@ -362,4 +362,4 @@ def _refused(action: str, error: int, said: str | None) -> StorageError:
 
 
 def topic_exists(topic: str) -> PolybusError:
-    return UsageError("topic.exists", f"the topic '{topic}' exists already")
+    return UsageError("topic.exists", f"the topic '{topic}' already exists")

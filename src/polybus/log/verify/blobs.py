@@ -42,7 +42,7 @@ class BlobCheck:
                 yield path, "is missing, and messages refer to it", topic, offsets
             elif epoch is not None and not any(mark.keeps(epoch, last) for mark in blob.marks):
                 mark = BlobMark(epoch, last)
-                text = "is missing, and keeps the blob of messages; put it back, empty"
+                text = "is missing, so the bus would remove the blob; create it as an empty file"
                 yield path / mark.name, text, topic, offsets
 
     def damages(self) -> Iterator[tuple[Path, int, str | None]]:

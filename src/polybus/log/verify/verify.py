@@ -274,7 +274,7 @@ class _Check:
             for path, reason in table_damages(table, check):
                 self._damaged(path, reason, note.name)
         elif table.is_dir() and not (folder / manifests.NAME).exists():
-            text = "is missing, and the topic has a table"
+            text = "is missing, although the topic has a table"
             self._damaged(folder / manifests.NAME, text, note.name)
         elif table.is_dir():
             self.note(f"{table}: its removal was interrupted; the next hand-over continues")

@@ -388,7 +388,7 @@ class Accounts:
                 self.store.check_deleting(name, deletion)
                 await self._delete_topics([topic])
         else:
-            text = f"other nodes create topics of account {name!r}; delete it again"
+            text = f"other nodes are creating topics of account {name!r}; delete the account again"
             raise UsageError("account.in-use", text)
         await self.apart(self.store.delete, name, deletion)
 

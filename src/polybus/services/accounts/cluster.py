@@ -193,7 +193,7 @@ class ClusterAccountStore(AccountStore):
     def _make(self, account: Account) -> None:
         def new(before: Account | None) -> Account:
             if before is not None:
-                raise UsageError("account.exists", f"account {account.name!r} exists already")
+                raise UsageError("account.exists", f"account {account.name!r} already exists")
             return account
 
         self._wait(self.catch_up())

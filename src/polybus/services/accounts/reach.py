@@ -24,12 +24,12 @@ def check_reach(config: Config, store: AccountStore) -> None:
     key, connector = beyond[0]
     where = f"{key} listens on {connector.ip}, beyond this machine"
     if config.accounts.default == "open":
-        text = f"{where}, and everybody is the default account (accounts.default = open)"
+        text = f"{where}, and needs no login (accounts.default = open)"
         choice = "set it to loopback and create accounts, or start with --insecure"
         raise ConfigError("accounts.open", f"{text}: {choice}")
     for key, connector in beyond:
         if _is_open_queue(connector):
-            text = f"{key}: everybody is account {connector.account!r} on {connector.ip}"
+            text = f"{key}: {connector.ip} needs no login and acts as account {connector.account!r}"
             choice = "set token-required, or start with --insecure"
             raise ConfigError("accounts.open", f"{text}: {choice}")
     if not any(one.password or one.tokens for one in store.accounts.values()):

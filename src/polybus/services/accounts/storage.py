@@ -1,6 +1,6 @@
 """How many bytes each account stores, and which accounts may store nothing more.
 
-Counted are its topics (`stored_bytes`), and its blobs, with payloads that arrive or broke off.
+Counted are its topics (`stored_bytes`), and its blobs, with unfinished payloads.
 Staged files and sessions have limits of their own. The log is measured every few seconds, in steps;
 the rest is known at any time, so a payload is refused while it arrives.
 """
@@ -43,7 +43,7 @@ class AccountStorage:
         limit = self._limit_of(account)
         if limit is not None and self.bytes_of(account) + more >= limit:
             # Not how much it is: whoever publishes to its topics may read this.
-            text = f"the account {account!r} is at its limit of bytes (account-bytes-max)"
+            text = f"the account {account!r} is at its limit of storage (account-bytes-max)"
             raise UsageError("account.bytes", f"{text}; delete topics or shorten their retention")
 
     def judge(self, account: str) -> None:

@@ -128,7 +128,7 @@ class AccountStore:
         """
         name = account_name(name)
         if name in self.accounts or name in self.damaged:
-            raise UsageError("account.exists", f"account {name!r} exists already")
+            raise UsageError("account.exists", f"account {name!r} already exists")
         if len(self.accounts) + len(self.damaged) >= ACCOUNTS_MAX:
             text = f"the bus is at its limit of {ACCOUNTS_MAX} accounts; delete some first"
             raise UsageError("account.too-many", text)
@@ -199,14 +199,14 @@ class AccountStore:
                     self._change(owner.name, remove)
 
     def _remove(self, name: str, deletion: int) -> None:
-        folder, aside = account_folder(self.data, name), trash_folder(self.data) / f"of-{name}"
+        folder, trashed = account_folder(self.data, name), trash_folder(self.data) / f"of-{name}"
         try:
-            self._disk.remove_folder(aside)
-            self._disk.make_folder(aside.parent)
-            self._disk.rename(folder, aside)
-            for changed in (aside.parent, folder.parent):
+            self._disk.remove_folder(trashed)
+            self._disk.make_folder(trashed.parent)
+            self._disk.rename(folder, trashed)
+            for changed in (trashed.parent, folder.parent):
                 self._disk.sync_folder(changed)
-            self._disk.remove_folder(aside)
+            self._disk.remove_folder(trashed)
         except OSError as error:
             raise storage_error(error, f"cannot delete account {name!r}") from error
         self._drop(name)

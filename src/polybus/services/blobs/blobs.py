@@ -259,7 +259,7 @@ class Blobs:
         # Administrators, and transactions that must end, may go beyond it.
         is_bound = access is not self._accounts.admin
         if is_bound:
-            # What breaks off counts for its sender.
+            # What is interrupted counts for its sender.
             for one in {account, access.account} if sha256 else {account}:
                 self._storage.check(one)
         folder = files.blobs_folder(self._context.data, account)
@@ -272,7 +272,7 @@ class Blobs:
         return IncomingBlob(BlobWriter(folder, self._disk), self.room, sender)
 
     def unfinished_bytes(self, access: AccountAccess, topic: str, sha256: str) -> int:
-        """How many bytes are here of an upload that broke off, or arrives."""
+        """How many bytes are here of an upload that was interrupted, or arrives."""
         account = access.owner_of(topic)
         name = UploadId(Uploader(access.account), topic, sha256).folder
         path = files.blobs_folder(self._context.data, account) / name
@@ -449,7 +449,7 @@ class Blobs:
             start += size
 
     def bytes_of(self, account: str) -> int:
-        """What an account stores in blobs, with what arrives for it and what it has broken off."""
+        """What an account stores in blobs, with what arrives for it and what it has interrupted."""
         stored = self._bytes.get(account, 0) + self.room.bytes[account]
         return stored + self.unfinished.bytes_of(account)
 

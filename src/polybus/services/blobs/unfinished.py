@@ -1,4 +1,4 @@
-"""Uploads that broke off: who may continue them, how many there are, and for how long.
+"""Uploads that were interrupted: who may continue them, how many there are, and for how long.
 
 A sender that names the SHA-256 of its payload may continue after a break, also after a restart of
 either side. What has arrived stays among the blobs of the topic's owner, in a folder whose name is
@@ -27,7 +27,7 @@ SENDER_DIGITS = 16
 
 @dataclass(slots=True)
 class BrokenOff:
-    """What has arrived of an upload. `last_us` is when it broke off."""
+    """What has arrived of an upload. `last_us` is when it was interrupted."""
 
     size: int
     last_us: int
@@ -60,7 +60,7 @@ def _sender_of(path: Path) -> str:
 
 
 class ContinuedBlob(IncomingBlob):
-    """A payload that arrives, perhaps not for the first time, and may break off."""
+    """A payload that arrives, perhaps not for the first time, and may be interrupted."""
 
     def __init__(
         self,

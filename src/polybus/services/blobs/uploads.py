@@ -49,11 +49,11 @@ class UploadRoom:
         """A payload begins to arrive. Raises BusyError `blob.busy`."""
         own = self._by_account[account]
         if own_max is not None and own >= own_max:
-            text = f"your account sends {own} large payloads already (account-uploads-max)"
+            text = f"your account is sending {own} large payloads (account-uploads-max)"
             raise BusyError("blob.busy", f"{text}; try again later")
         if self.arriving >= self._uploads_max:
-            text = f"{self.arriving} large payloads arrive already (uploads-max); try again later"
-            raise BusyError("blob.busy", text)
+            text = f"the bus is receiving {self.arriving} large payloads (uploads-max)"
+            raise BusyError("blob.busy", f"{text}; try again later")
         self._by_account[account] += 1
 
     def end(self, account: str) -> None:

@@ -1,6 +1,6 @@
 """What the bus does each second, computed once for all who look: rates, gauges, and their history.
 
-The counters exist already, one per topic and protocol; this reads them each second, and less often
+The counters already exist, one per topic and protocol; this reads them each second, and less often
 if that would take more than SHARE of the loop's time. The last hour is in memory (HOUR_POINTS).
 Every FLUSH_S the means go to the system topic `$metrics`, which has the days before.
 """

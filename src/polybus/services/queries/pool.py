@@ -53,7 +53,7 @@ class QueryProcess:
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             if self.is_stopped:
                 raise UsageError("sql.stopped", "the query was stopped") from error
-            text = "the query ended with its process; it may need more memory than it may have"
+            text = "the process of the query ended; it may have needed more memory than allowed"
             raise UsageError("sql.too-large", f"{text} (queries.memory-bytes-max)") from error
 
     @property
@@ -160,7 +160,7 @@ class QueryPool:
             text = "the messages are only in the memory of the bus: no query can read them"
             raise UsageError("sql.unavailable", text)
         if name and name in self._busy.values():
-            raise UsageError("sql.id", "a query of this id runs already; choose another")
+            raise UsageError("sql.id", "a query with this id is already running; choose another id")
         while self._idle:
             process = self._idle.pop()
             if process.idle is not None:
@@ -171,7 +171,7 @@ class QueryPool:
         if self._closed:
             raise StorageError("log.closed", STOPPING)
         if len(self._busy) + self._starting >= self._settings.workers_max:
-            text = f"{len(self._busy)} queries run already (queries.workers-max); try again"
+            text = f"{len(self._busy)} queries are already running (queries.workers-max); try again"
             raise BusyError("sql.busy", text, retry_after_s=RETRY_S)
         self._starting += 1
         try:

@@ -452,8 +452,8 @@ class Inboxes(PackDelivery):
         is_cached = all(content.json is not None for _, content in shown)
         if is_cached and session.wants_catch_up() is None:
             return await self._collect(session, after)
-        # As a replay: many sessions that nobody reads would fill our memory.
-        async with self._memory.replay_turn():
+        # As a catch-up: many sessions that nobody reads would fill our memory.
+        async with self._memory.catch_up_turn():
             return await self._collect(session, after)
 
     async def _collect(self, session: Session, after: int) -> Packs:

@@ -47,7 +47,7 @@ class ArrivedBytes(msgspec.Struct):
 
 
 async def arrived(call: Call, topic: str, query: UploadQuery) -> ArrivedBytes:
-    """Ask how much has arrived of an upload that broke off."""
+    """Ask how much has arrived of an upload that was interrupted."""
     return ArrivedBytes(call.state.blobs.unfinished_bytes(call.access, topic, query.sha256))
 
 

@@ -195,7 +195,7 @@ def _check_name(what: str, element: Any, known: Mapping[str, Any]) -> None:
     name = element.name
     if name in known:
         there = shown_place(**place_of(known[name]))
-        text = f"{what} named {name} exists already, at {there}; use another name"
+        text = f"{what} named {name} already exists, at {there}; use another name"
         raise PipelineError("pipeline.duplicate", text, **place_of(element))
     if not _NAME.fullmatch(name):
         text = f"{name[:120]!r} is not a valid name: use up to 100 letters, digits, . _ and -"

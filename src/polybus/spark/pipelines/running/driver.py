@@ -345,7 +345,7 @@ class Supervisor:
         last = service.read_status(self._options.data)
         if last is None or last.state != "running" or not last.jvm:
             return
-        text = f"the Java process {last.jvm} of the last pipeline is still ending"
+        text = f"the Java process {last.jvm} of the last pipeline is still stopping"
         self._await(lambda: not is_jvm(last.jvm), text, timeout_s=OLD_JVM_TIMEOUT_S)
         if not self._stop.is_set() and is_jvm(last.jvm):
             raise UsageError("pipeline.running", f"{text}; end it and start again")
