@@ -16,8 +16,8 @@ from polybus.log.verify.verify import VerifyReport
 from polybus.services.state_rows import NAME as STATE
 from polybus.torture.bus.child import SETTINGS, BusChild
 from polybus.torture.chances import split
+from polybus.torture.checks import check_files
 from polybus.torture.faults.clients.storms import Storm, rooms_of
-from polybus.torture.faults.crashes.kills import check_files
 from polybus.torture.faults.files.corruptions import Corruption, kinds
 from polybus.torture.report import Findings
 

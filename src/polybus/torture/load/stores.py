@@ -111,7 +111,7 @@ class StoresLoad(SideLoad):
             await self._pause(0.1)
 
     async def _put_in_two(self, payload: bytes) -> Any:
-        """Send half of a payload, break off, and continue."""
+        """Send half of a payload, disconnect, and continue."""
         digest = hashlib.sha256(payload).hexdigest()
         path = f"/v1/topics/{PAYLOADS}/blob?sha256={digest}"
         _, writer = await asyncio.open_connection("127.0.0.1", self._child.port)

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from polybus.client import connect
 from polybus.errors import PolybusError
 from polybus.torture.bus.child import BusChild, shown
-from polybus.torture.faults.crashes.kills import check_files
+from polybus.torture.checks import check_files
 from polybus.torture.load.ledger import MessageLedger
 from polybus.torture.report import Findings
 

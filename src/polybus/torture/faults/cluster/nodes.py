@@ -22,8 +22,8 @@ from polybus.errors import PolybusError
 from polybus.testing.kafka import KafkaBrokers
 from polybus.torture.bus.child import TOPICS, BusChild, shown
 from polybus.torture.chances import split
+from polybus.torture.checks import check_exceptions
 from polybus.torture.faults.cluster.links import BrokerLink
-from polybus.torture.faults.crashes.kills import check_exceptions
 from polybus.torture.load.load import ENDED, Load, LoadJob
 from polybus.torture.report import Findings
 

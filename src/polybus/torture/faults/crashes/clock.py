@@ -7,7 +7,7 @@ from pathlib import Path
 from polybus.torture.bus.child import BusChild
 from polybus.torture.bus.control import Shim
 from polybus.torture.chances import split
-from polybus.torture.faults.crashes.kills import check_files, finish_round
+from polybus.torture.checks import check_files, finish_round
 from polybus.torture.load.load import LOADED, Load
 from polybus.torture.report import Findings
 

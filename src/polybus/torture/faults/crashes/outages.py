@@ -16,8 +16,8 @@ from polybus.torture.bus import control
 from polybus.torture.bus.child import BusChild, shown
 from polybus.torture.bus.control import Shim
 from polybus.torture.chances import split
+from polybus.torture.checks import check_files, check_log, finish_round
 from polybus.torture.faults.crashes.cuts import PowerCut
-from polybus.torture.faults.crashes.kills import check_files, check_log, finish_round
 from polybus.torture.load.load import LOADED, Load
 from polybus.torture.report import Findings
 

@@ -25,7 +25,7 @@ from polybus.services.state_rows import NAME as STATE
 from polybus.services.transactions.commits import TOPIC as COMMITS
 from polybus.torture.bus.child import NOT_SERVED, TOPICS, BusChild, shown
 from polybus.torture.chances import split
-from polybus.torture.faults.crashes.kills import check_log
+from polybus.torture.checks import check_log
 from polybus.torture.faults.files.corruptions import Corruption, kinds, owners_of, together
 from polybus.torture.load.ledger import DIRECT, MessageLedger, value_of
 from polybus.torture.load.load import LOADED, PRODUCER, Load
