@@ -374,6 +374,12 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     return done
 
 
+def pytest_sessionfinish() -> None:
+    """End the brokers if the tests end early: `-x`, Ctrl-C."""
+    while _kafka:
+        _kafka.pop()[0].close()
+
+
 def needs_kafka(item: pytest.Item) -> bool:
     return TESTS / "kafka" in item.path.parents or "brokers" in getattr(item, "fixturenames", ())
 

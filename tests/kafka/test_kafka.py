@@ -414,6 +414,12 @@ async def test_what_does_not_work_over_kafka_is_refused_with_the_setting(
         answer = await http.put(f"{url(node, 'http')}/v1/topics/t/blob", content=b"x")
         assert answer.json()["code"] == "cluster.unsupported"
         assert "`log`" in answer.json()["detail"]
+        async with ScriptedPeer(node.tcp_port) as peer:
+            # Before anything of it has arrived.
+            host = f"Host: 127.0.0.1:{node.tcp_port}"
+            head = f"PUT /v1/topics/t/blob HTTP/1.1\r\n{host}\r\nContent-Length: 9\r\n\r\n"
+            await peer.send(head.encode())
+            assert b" 400 " in await peer.read_line()
 
 
 # Faults

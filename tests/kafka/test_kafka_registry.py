@@ -17,7 +17,7 @@ from polybus.log.kafka.directory import TopicDirectory
 from polybus.log.kafka.link import KafkaLink
 from polybus.log.kafka.metadata import PartitionState
 from polybus.log.kafka.recent import KafkaTopic
-from polybus.log.kafka.registry import KafkaOptions, KafkaTopics, TopicRecord
+from polybus.log.kafka.registry import KafkaOptions, KafkaTopics, Refusals, TopicRecord
 
 REGISTRY = "Polybus-topics"
 OLD, NEW, NEWER = "01" * 16, "02" * 16, "03" * 16
@@ -111,10 +111,10 @@ class PlayedTopics(KafkaTopics):
     arrived: Any
     unfit = False
 
-    async def adopt(self, wanted: Mapping[str, dict[str, str]]) -> None:
+    async def adopt(self, wanted: Mapping[str, dict[str, str]]) -> Refusals:
         cast(PlayedLink, self._link).adopted += wanted
-        if self.unfit:
-            raise UsageError("cluster.topic", "it has fewer replicas")
+        error = UsageError("cluster.topic", "it has fewer replicas")
+        return dict.fromkeys(wanted, error) if self.unfit else {}
 
     async def write(self, records: Sequence[TopicRecord]) -> int:
         link = cast(PlayedLink, self._link)

@@ -333,3 +333,24 @@ def test_a_topic_that_another_program_recreates_has_the_next_epoch_and_strong_se
     assert log.bounds("t").epoch == epoch + 1
     assert values_of(log, "t") == [b"new"]
     assert configs_of(admin, f"{prefix}t")["min.insync.replicas"] == "2"
+
+
+@pytest.mark.parametrize("bad", ["a_b", "wide", "é" * 100])
+def test_one_topic_that_kafka_refuses_does_not_stop_the_others(
+    open_kafka: OpenKafka, admin: AdminClient, prefix: str, bad: str
+) -> None:
+    """`a_b` collides with `a.b` in Kafka, `wide` has two partitions, and a name may be too long."""
+    make_foreign(admin, f"{prefix}wide", partitions=2)
+    log = open_kafka()
+    log.create_topic("a.b")
+    wanted = dict.fromkeys(("c", bad, "z"), TopicSettings())
+    for _ in range(2):
+        with pytest.raises(UsageError) as caught:
+            log.create_topics({one: wanted[one] for one in wanted.keys() - set(log.topics())})
+        assert caught.value.code == ("cluster.topic" if bad == "wide" else "topic.invalid")
+        assert "more" not in caught.value.text
+        assert sorted(log.topics()) == ["a.b", "c", "z"]
+    append(log, "z", b"1")
+    assert values_of(log, "z") == [b"1"]
+    with pytest.raises(UsageError, match="and 1 more are refused"):
+        log.create_topics(dict.fromkeys(("wide", "a_b"), TopicSettings()))

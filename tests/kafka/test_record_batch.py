@@ -130,7 +130,6 @@ def test_a_name_that_is_too_long_for_kafka_is_refused() -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        ["verify"],
         ["backup", "elsewhere"],
         ["compact"],
         ["tables", "expose", "t"],

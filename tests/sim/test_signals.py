@@ -193,7 +193,7 @@ async def test_reloaded_settings_apply_and_others_keep_their_values(tmp_path: Pa
             "durability": "interval",
             "topics": [{"name": "orders", "retention": {"age-s": 9}}],
         }
-        restart = node.reload(reread(node, changed))
+        restart = await node.reload(reread(node, changed))
         assert restart == ["durability"]
         assert node.services.consumers.held_from("news") is None
         log = node.bus.log
@@ -206,7 +206,7 @@ async def test_reloaded_settings_apply_and_others_keep_their_values(tmp_path: Pa
 async def test_settings_over_http_are_those_of_the_last_reload(tmp_path: Path) -> None:
     async with run_bus("news", data=str(tmp_path)) as node:
         retention = {"bytes": 5000, "hold-for-consumers": False}
-        node.reload(reread(node, {"retention": retention, "durability": "interval"}))
+        await node.reload(reread(node, {"retention": retention, "durability": "interval"}))
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{node.tcp_port}") as client:
             shown = (await client.get("/v1/settings")).json()["settings"]
     assert (shown["retention"]["bytes"], shown["durability"]) == (5000, "fsync")

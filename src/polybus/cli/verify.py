@@ -1,5 +1,7 @@
-"""`polybus verify`: check the files of a stopped bus."""
+"""`polybus verify`: check the files of a stopped bus, or what a cluster has stored."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -10,9 +12,10 @@ from polybus.cli.common import exits
 from polybus.cli.common.options import files_of, json_option, settings_options
 from polybus.cli.common.output import echo_json, progress_bar
 from polybus.config import Config
+from polybus.log.cluster_place import ClusterPlace, place_of, read_place
 
 if TYPE_CHECKING:
-    from polybus.log.verify.verify import VerifyReport
+    from polybus.log.verify.verify import VerifyProgress, VerifyReport
 
 
 @click.command(epilog="Example: polybus verify --data /var/lib/polybus")
@@ -23,8 +26,15 @@ def verify(config: Config, as_json: bool) -> None:
 
     Each damage is a line with the topic, the file and the offsets that are lost; or, in state.db,
     the session, pack, consumer or producer; or a file of an account or a table.
+
+    Of a bus over Kafka it reads what the brokers have; nodes may run meanwhile.
     """
-    end_with(checked(files_of(config, "polybus verify"), config, quiet=as_json), as_json=as_json)
+    place = place_of(config) if config.is_cluster else read_place(Path(config.data))
+    if place is None:
+        report = checked(files_of(config, "polybus verify"), config, quiet=as_json)
+    else:
+        report = checked_cluster(place, quiet=as_json)
+    end_with(report, as_json=as_json)
 
 
 def checked(folder: Path, config: Config, *, quiet: bool) -> "VerifyReport":
@@ -32,12 +42,26 @@ def checked(folder: Path, config: Config, *, quiet: bool) -> "VerifyReport":
     # Slow to import: Arrow and Parquet.
     from polybus.services.checking import verify as check
 
+    with _progress(quiet) as progress:
+        return check(folder, fsync=config.durability != "memory", progress=progress)
+
+
+def checked_cluster(place: ClusterPlace, *, quiet: bool) -> "VerifyReport":
+    """Verify what the nodes of a cluster have stored, with a progress bar."""
+    from polybus.services.checking_cluster import verify_cluster
+
+    with _progress(quiet) as progress:
+        return verify_cluster(place, progress=progress)
+
+
+@contextlib.contextmanager
+def _progress(quiet: bool) -> Iterator["VerifyProgress"]:
     with progress_bar("checking", hidden=quiet) as update:
 
-        def progress(what: str, done_bytes: int, total_bytes: int) -> None:
-            update(description=what[:40], completed=done_bytes, total=total_bytes)
+        def progress(what: str, done: int, total: int) -> None:
+            update(description=what[:40], completed=done, total=total)
 
-        return check(folder, fsync=config.durability != "memory", progress=progress)
+        yield progress
 
 
 def end_with(
@@ -57,8 +81,10 @@ def end_with(
     if report.damage_count > len(report.damages):
         click.echo(f"and {report.damage_count - len(report.damages)} more damages")
     verdict = "intact" if report.intact else f"{report.damage_count} damages"
+    # Files that only a data folder has.
+    files = f"{report.segments} journal segments, {report.files} history files, "
     click.echo(
         f"{verdict}: {report.topics} topics, {report.messages} messages, "
-        f"{report.segments} journal segments, {report.files} history files, {report.bytes} bytes"
+        f"{'' if report.is_cluster else files}{report.bytes} bytes"
     )
     exits.end(good=report.intact)

@@ -29,7 +29,7 @@ from polybus.edges.tcp.connection import Connection
 from polybus.edges.tcp.listener import Listener, bind, bind_path, handed_sockets
 from polybus.edges.tcp.shared import TcpShared, TranslatorFactory
 from polybus.edges.udp import UdpEdge
-from polybus.errors import ConfigError, PolybusError, UsageError
+from polybus.errors import ConfigError, PolybusError
 from polybus.lake import settings as pipeline_settings
 from polybus.log import file_modes
 from polybus.log.cluster_place import check_place, place_of, write_place
@@ -48,6 +48,7 @@ from polybus.services.context import Context, Durability
 from polybus.services.events import EventBook
 from polybus.services.memory import MemoryGate
 from polybus.services.services import Services, system_settings
+from polybus.services.topics import create_missing, create_topics
 
 RELOADED = ("topics", "topic_config", "retention", "pipeline", "tables")
 """The settings that can change while the bus runs; the files of certificates can too."""
@@ -308,7 +309,7 @@ class Node:
             if hasattr(self, "server"):
                 await self.stop()
             else:
-                self._log.close()
+                await asyncio.to_thread(self._log.close)
             raise
 
     def _settle(self, ticket: int) -> None:
@@ -327,12 +328,7 @@ class Node:
             self._log.create_topics(self._missing_topics())
             return
         system = dict.fromkeys(names.SYSTEM_TOPICS, system_settings(self.config.system))
-        while missing := self._missing_topics(system):
-            try:
-                await asyncio.to_thread(self._log.create_topics, missing)
-            except UsageError as error:
-                if error.code != "topic.exists":
-                    raise
+        await create_missing(self._log, self._missing_topics(system))
 
     def _arrive(self, arrival: object) -> None:
         # What arrives before the bus is there has nobody to go to.
@@ -353,8 +349,10 @@ class Node:
         else:
             self.bus.refuse_late(refused)
 
-    def reload(self, config: Config) -> list[str]:
+    async def reload(self, config: Config) -> list[str]:
         """Take over RELOADED settings and certificates; return the keys of others that differ.
+
+        One after the other: the caller awaits each call before the next.
 
         Raises:
             ConfigError: a certificate cannot be used; nothing has changed.
@@ -367,8 +365,8 @@ class Node:
             self._log.set_retention(config.retention)
         self.services.consumers.set_retention(config.retention)
         self.http.reconfigure(self.config)
-        self.bus.create_topics(self._missing_topics())
         pipeline_settings.write(self.data, self.config)
+        await create_topics(self.bus, self._missing_topics())
         return config_file.differences(self.config, config)
 
     def _missing_topics(

@@ -148,6 +148,8 @@ class Log(Protocol):
     def create_topics(self, wanted: Mapping[str, TopicSettings]) -> None:
         """Create topics durably; on a disk, thousands take seconds. A failure may leave some.
 
+        A cluster creates all that it accepts, and raises the error of another one after that.
+
         Raises UsageError `topic.exists`.
         """
 

@@ -3,6 +3,8 @@
 The log of a bus at a URL is opened by spark/origin.py: that takes a client, which is above the log.
 """
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from polybus.errors import ConfigError
@@ -22,10 +24,17 @@ def open_reader(place: Path | ClusterPlace) -> OffsetReader:
         if cluster is None:
             return LogReader(place)
         place = cluster
-    try:
+    with library_needed(place):
         from polybus.log.kafka.reader import ClusterReader
+    return ClusterReader(place)
+
+
+@contextlib.contextmanager
+def library_needed(place: ClusterPlace) -> Iterator[None]:
+    """Around imports of what reads a cluster. Raises ConfigError `cluster.library-missing`."""
+    try:
+        yield
     except ModuleNotFoundError as error:
         text = f"{place} is read with {error.name}, which is not installed here"
         advice = "every machine that reads the cluster needs it, each executor of Spark too"
         raise ConfigError("cluster.library-missing", f"{text}; {advice}") from error
-    return ClusterReader(place)

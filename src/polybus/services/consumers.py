@@ -380,7 +380,7 @@ class ConsumerBook(Consumers):
 
     def _on_entry(self, entry: ClusterEntry) -> None:
         """A report, or the end of a consumer, at any node."""
-        found = decode(entry.value, Consumer | None)
+        found = read_entry(entry.name, entry.value)
         others = {name: one for name, one in self._saved.items() if name != entry.name}
         self._saved = others if found is None else {**others, entry.name: found}
         if entry.name not in self._changed:
@@ -466,6 +466,12 @@ def _statements(changed: set[str], kept: Mapping[str, Consumer]) -> list[SqlStat
     known = changed & kept.keys()
     rows = [summed(group, msgspec.json.encode(kept[group])) for group in known]
     return [(INSERT, rows), (DELETE, [(group,) for group in changed - kept.keys()])]
+
+
+def read_entry(name: str, value: bytes) -> Consumer | None:
+    """A consumer of a cluster; None if it has ended. Raises msgspec.MsgspecError."""
+    found: Consumer | None = decode(value, Consumer | None)
+    return found
 
 
 def _entries(changed: set[str], kept: Mapping[str, Consumer]) -> list[ClusterEntry]:

@@ -10,6 +10,7 @@ from polybus.services.consumers import ConsumerBook
 from polybus.services.context import Context
 from polybus.services.sessions.inboxes import Inboxes
 from polybus.services.state import StateDb
+from polybus.services.topics import make_system_topics
 from polybus.services.transactions.cluster import ClusterTransactions
 from polybus.services.transactions.transactions import Transactions
 
@@ -45,7 +46,7 @@ class Services(AccountWatcher):
         # Before the system topics: where these are, a missing state.db was removed.
         await self.state.open()
         settings = system_settings(self._context.config.system)
-        self._context.bus.make_system_topics(settings, self._accounts.store.accounts)
+        await make_system_topics(self._context.bus, settings, self._accounts.store.accounts)
         await self.blobs.start()
         await self.inboxes.start()
         await self.consumers.start()

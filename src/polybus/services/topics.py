@@ -5,11 +5,12 @@ notifies the bus of the change before the call here returns.
 """
 
 import asyncio
+from collections.abc import Iterable, Mapping
 
 from polybus import names
 from polybus.bus.bus import Bus
 from polybus.errors import UsageError
-from polybus.log.interface import TopicSettings
+from polybus.log.interface import Log, TopicSettings
 
 
 async def create_topic(bus: Bus, name: str, settings: TopicSettings | None = None) -> None:
@@ -18,6 +19,25 @@ async def create_topic(bus: Bus, name: str, settings: TopicSettings | None = Non
         bus.create_topic(name, settings)
         return
     await asyncio.to_thread(bus.log.create_topic, bus.check_new(name), settings)
+
+
+async def create_topics(bus: Bus, wanted: Mapping[str, TopicSettings]) -> None:
+    """Create topics together; another node may be faster. Raises as `create_topic`."""
+    if bus.is_late:
+        checked = {bus.check_new(name, len(wanted)): one for name, one in wanted.items()}
+        await create_missing(bus.log, checked)
+    else:
+        bus.create_topics(wanted)
+
+
+async def create_missing(log: Log, wanted: Mapping[str, TopicSettings]) -> None:
+    """Create those topics of a cluster that no node has created. Raises as `create_topic`."""
+    while missing := {name: wanted[name] for name in wanted.keys() - set(log.topics())}:
+        try:
+            await asyncio.to_thread(log.create_topics, missing)
+        except UsageError as error:
+            if error.code != "topic.exists":
+                raise
 
 
 async def delete_topic(bus: Bus, name: str, *, is_admin: bool = False) -> None:
@@ -37,18 +57,26 @@ async def change_settings(bus: Bus, name: str, settings: TopicSettings) -> None:
         bus.log.change_settings(name, settings)
 
 
+async def make_system_topics(bus: Bus, settings: TopicSettings, accounts: Iterable[str]) -> None:
+    """Raises as Bus.make_system_topics."""
+    if bus.is_late:
+        bus.system_settings = settings
+        wanted = [*names.SYSTEM_TOPICS, *(one for name in accounts for one in _topics_of(name))]
+        await create_missing(bus.log, dict.fromkeys(wanted, settings))
+    else:
+        bus.make_system_topics(settings, accounts)
+
+
 async def make_account_topics(bus: Bus, account: str) -> None:
     """Create the system topics of an account that do not exist. Raises StorageError."""
-    if not bus.is_late:
+    if bus.is_late:
+        await create_missing(bus.log, dict.fromkeys(_topics_of(account), bus.system_settings))
+    else:
         bus.make_account_topics(account)
-        return
-    for name in names.ACCOUNT_SYSTEM_TOPICS:
-        try:
-            full = names.full(account, name)
-            await asyncio.to_thread(bus.log.create_topic, full, bus.system_settings)
-        except UsageError as error:
-            if error.code != "topic.exists":
-                raise
+
+
+def _topics_of(account: str) -> list[str]:
+    return [names.full(account, name) for name in names.ACCOUNT_SYSTEM_TOPICS]
 
 
 def refuse_in_cluster(bus: Bus, what: str) -> None:

@@ -31,6 +31,7 @@ from polybus.errors import PolybusError, StorageError
 from polybus.log import file_modes
 from polybus.log.arrow_alone import leave_pandas_out
 from polybus.log.topics import storage_error
+from polybus.services.topics import create_topic
 
 logger = logging.getLogger("polybus.server")
 
@@ -162,7 +163,9 @@ async def _serve(
     # Until here a signal ends the process at once (polybus.cli).
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    loop.add_signal_handler(signal.SIGHUP, _reload, node, read_config)
+    hangup = asyncio.Event()
+    loop.add_signal_handler(signal.SIGHUP, hangup.set)
+    reloading = asyncio.create_task(_reload_at(hangup, node, read_config))
     _calm_collector()
     allocator.trim_regularly()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -174,13 +177,22 @@ async def _serve(
             await _show_demo(node)
         await stop.wait()
     finally:
+        reloading.cancel()
         await node.stop()
 
 
-def _reload(node: Node, read_config: Callable[[], Config]) -> None:
+async def _reload_at(hangup: asyncio.Event, node: Node, read_config: Callable[[], Config]) -> None:
+    """Reload one time after the other: a cluster takes a while to create topics."""
+    while True:
+        await hangup.wait()
+        hangup.clear()
+        await _reload(node, read_config)
+
+
+async def _reload(node: Node, read_config: Callable[[], Config]) -> None:
     try:
-        restart = node.reload(read_config())
-    except PolybusError as error:
+        restart = await node.reload(read_config())
+    except (PolybusError, OSError) as error:
         logger.error("the settings could not be reloaded; the bus keeps its settings: %s", error)
     else:
         logger.info("the settings were reloaded")
@@ -210,7 +222,7 @@ def _calm_collector() -> None:
 async def _show_demo(node: Node) -> None:
     """Publish on each protocol, print what arrives on each, then print commands to try."""
     if not node.bus.has_topic(DEMO_TOPIC):
-        node.bus.create_topic(DEMO_TOPIC)
+        await create_topic(node.bus, DEMO_TOPIC)
     port = node.tcp_port
     click.echo(f"\nOne topic, {len(DEMO_SCHEMES)} protocols, one port ({port}):\n")
     async with contextlib.AsyncExitStack() as stack:

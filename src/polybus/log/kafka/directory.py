@@ -31,8 +31,10 @@ from polybus.log.kafka.metadata import TopicsRequest, states_of
 from polybus.log.kafka.recent import KafkaTopic
 from polybus.log.kafka.registry import (
     KafkaTopics,
+    Refusals,
     TopicRecord,
     counts,
+    raise_first,
     read_records,
     topic_exists,
 )
@@ -176,7 +178,9 @@ class TopicDirectory:
 
         Raises UsageError `topic.exists`, the topic, or messages of its name in Kafka; StorageError.
         """
-        made = (await self._make({topic: settings})).get(topic)
+        refused: Refusals = {}
+        made = (await self._make({topic: settings}, refused)).get(topic)
+        raise_first(refused)
         if made is None:
             raise topic_exists(topic)
         last, name = made.last, kafka_name(topic, self._prefix)
@@ -193,19 +197,24 @@ class TopicDirectory:
     async def create(self, wanted: Mapping[str, TopicSettings]) -> dict[str, KafkaTopic]:
         """Create the topics that do not exist, and return them; another node may be faster.
 
-        Raises UsageError `topic.invalid`, `cluster.topic`; StorageError.
+        Raises UsageError `topic.invalid`, `cluster.topic`; StorageError: for one of those that
+        cannot be created, when all others are.
         """
         created: dict[str, KafkaTopic] = {}
+        refused: Refusals = {}
         topics = list(wanted)
         for first in range(0, len(topics), CREATED_AT_ONCE):
             part = topics[first : first + CREATED_AT_ONCE]
-            created |= await self._create({topic: wanted[topic] for topic in part})
+            created |= await self._create({topic: wanted[topic] for topic in part}, refused)
+        raise_first(refused)
         return created
 
-    async def _create(self, wanted: Mapping[str, TopicSettings]) -> dict[str, KafkaTopic]:
+    async def _create(
+        self, wanted: Mapping[str, TopicSettings], refused: Refusals
+    ) -> dict[str, KafkaTopic]:
         created: dict[str, KafkaTopic] = {}
         for _ in range(CREATE_TRIES):
-            made = await self._make(wanted)
+            made = await self._make(wanted, refused)
             old = [kafka_name(topic, self._prefix) for topic in made if not made[topic].is_new]
             firsts = await self._link.offsets(old, LATEST)
             await self._write(
@@ -231,16 +240,26 @@ class TopicDirectory:
         text = f"other nodes delete the topic {min(wanted)!r} while it is created; try again"
         raise StorageError("log.refused", text)
 
-    async def _make(self, wanted: Mapping[str, TopicSettings]) -> dict[str, MadeTopic]:
-        """Make the Kafka topics of those topics that do not exist."""
-        wanted = {topic: one for topic, one in wanted.items() if topic not in self.topics}
-        if not wanted:
+    async def _make(
+        self, wanted: Mapping[str, TopicSettings], refused: Refusals
+    ) -> dict[str, MadeTopic]:
+        """Make the Kafka topics of those topics that do not exist; `refused` gets the others."""
+        names: dict[str, str] = {}
+        for topic in [one for one in wanted if one not in self.topics]:
+            try:
+                names[topic] = kafka_name(topic, self._prefix)
+            except UsageError as error:
+                refused[topic] = error
+        configs = {name: self._kafka.configs(wanted[one], one) for one, name in names.items()}
+        if not configs:
             return {}
-        names = {topic: kafka_name(topic, self._prefix) for topic in wanted}
-        configs = {names[topic]: self._kafka.configs(one, topic) for topic, one in wanted.items()}
-        new = await self._kafka.make(configs)
+        new, failed = await self._kafka.make(configs)
         await self._catch_up()
-        last = {topic: self._records.get(topic) for topic in wanted if topic not in self.topics}
+        last = {
+            topic: self._records.get(topic)
+            for topic, name in names.items()
+            if topic not in self.topics and name not in failed
+        }
         old_ids = {names[topic]: "" if one is None else one.id for topic, one in last.items()}
         if not new.issuperset(old_ids):
             await self._link.refreshed()
@@ -249,11 +268,16 @@ class TopicDirectory:
             if state is not None and state.topic_id.hex() == old_ids[name]:
                 # The deletion, or the import, did not get that far.
                 await self._kafka.remove(name, old_ids[name])
-                new |= await self._kafka.make({name: configs[name]})
-        ids = await self._kafka.ids_of(old_ids)
-        await self._kafka.adopt({name: configs[name] for name in ids if name not in new})
+                again = await self._kafka.make({name: configs[name]})
+                new |= again[0]
+                failed |= again[1]
+        ids = await self._kafka.ids_of({one: old_ids[one] for one in old_ids.keys() - failed})
+        failed |= await self._kafka.adopt({name: configs[name] for name in ids.keys() - new})
+        refused |= {topic: failed[name] for topic, name in names.items() if name in failed}
         return {
-            topic: MadeTopic(ids[names[topic]], names[topic] in new, last[topic]) for topic in last
+            topic: MadeTopic(ids[names[topic]], names[topic] in new, before)
+            for topic, before in last.items()
+            if names[topic] not in failed
         }
 
     async def _write(self, records: Sequence[TopicRecord]) -> None:
@@ -284,7 +308,7 @@ class TopicDirectory:
         known = self.topics.get(topic)
         if known is None:
             raise unknown(topic)
-        await self._kafka.change({known.name: self._kafka.configs(settings, topic)})
+        raise_first(await self._kafka.change({known.name: self._kafka.configs(settings, topic)}))
         record = known.record
         await self._write([_record(topic, record.epoch, record.id, settings, record.first)])
         if self.topics.get(topic) is not known:
@@ -343,7 +367,7 @@ class TopicDirectory:
         """
         try:
             configs = self._kafka.configs(topic.record.settings, topic.topic)
-            await self._kafka.adopt({topic.name: configs})
+            raise_first(await self._kafka.adopt({topic.name: configs}))
         except PolybusError as error:
             logger.warning("a receipt of topic %r promises less: %s", topic.topic, error)
 

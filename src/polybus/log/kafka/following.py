@@ -29,11 +29,11 @@ from polybus.log.kafka.link import (
     RETRY_S,
     KafkaLink,
 )
-from polybus.log.kafka.record_batch import decode_batches
+from polybus.log.kafka.record_batch import Fetched, decode_batches
 
 logger = logging.getLogger("polybus.server")
 
-OFFSET_OUT_OF_RANGE = 1
+OFFSET_OUT_OF_RANGE, CORRUPT = 1, 2
 READ_BYTES = 1 << 20
 
 
@@ -148,20 +148,30 @@ class Following:
         self._arrived(one, batches)
 
 
+class AbortedRanges:
+    """What a fetch says of aborted transactions, while its RecordBatches are seen in order."""
+
+    def __init__(self, aborted: list[Any]) -> None:
+        self._waiting = sorted(aborted, key=lambda one: one[1])
+        self._open_ids: set[int] = set()
+
+    def hides(self, fetched: Fetched) -> bool:
+        """Whether a RecordBatch belongs to one; it is behind all that were asked for before."""
+        while self._waiting and self._waiting[0][1] < fetched.next_offset:
+            self._open_ids.add(self._waiting.pop(0)[0])
+        if fetched.is_marker:
+            self._open_ids.discard(fetched.producer_id)
+        return fetched.is_transactional and fetched.producer_id in self._open_ids
+
+
 def committed(topic: str, data: bytes, aborted: list[Any]) -> Iterator[tuple[list[Batch], int]]:
     """The committed messages of a fetch, and the offset behind each RecordBatch.
 
     Raises StorageError `log.damaged`.
     """
-    waiting = sorted(aborted, key=lambda one: one[1])
-    open_ids: set[int] = set()
+    ranges = AbortedRanges(aborted)
     for fetched in decode_batches(topic, data):
-        while waiting and waiting[0][1] < fetched.next_offset:
-            open_ids.add(waiting.pop(0)[0])
-        if fetched.is_marker:
-            open_ids.discard(fetched.producer_id)
-        is_aborted = fetched.is_transactional and fetched.producer_id in open_ids
-        yield ([] if is_aborted else fetched.batches), fetched.next_offset
+        yield ([] if ranges.hides(fetched) else fetched.batches), fetched.next_offset
 
 
 def from_offset(batches: list[Batch], offset: int, epoch: int) -> list[Batch]:
@@ -195,6 +205,24 @@ async def fetch_at(
     position = offset
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
+        data, aborted = await fetch_bytes(link, one, position, bytes_max, deadline)
+        found: list[Batch] = []
+        for batches, next_offset in committed(one.topic, data, aborted):
+            found += from_offset(batches, offset, one.epoch)
+            position = max(position, next_offset)
+        if found or position >= stop:
+            return found
+    raise _silent(one)
+
+
+async def fetch_bytes(
+    link: KafkaLink, one: Followed, position: int, bytes_max: int, deadline: float
+) -> tuple[bytes, list[Any]]:
+    """RecordBatches as the leader stores them, and the aborted transactions among them.
+
+    `deadline` is a monotonic time. Raises as `fetch_at`.
+    """
+    while time.monotonic() < deadline:
         leader = link.leader_of(one.name)
         wanted = [(one.name, [(0, position, max(bytes_max, 1))])]
         request = FetchRequest(WAIT_MS, 1, FETCH_BYTES_MAX, READ_COMMITTED, wanted)
@@ -209,20 +237,21 @@ async def fetch_at(
         ((_, ((_, error, _, _, _, aborted, *_, data),)),) = answer.topics
         if error == OFFSET_OUT_OF_RANGE:
             start = (await link.offsets([one.name], EARLIEST)).get(one.name, 0)
-            if offset < start:
-                raise LookupError(offset)
-        if error:
-            link.stale()
-            await asyncio.sleep(RETRY_S)
-            continue
-        one.answered_by = -1 if leader is None else leader
-        found: list[Batch] = []
-        for batches, next_offset in committed(one.topic, data or b"", aborted or []):
-            found += from_offset(batches, offset, one.epoch)
-            position = max(position, next_offset)
-        if found or position >= stop:
-            return found
-    raise StorageError("log.unreachable", f"topic {one.topic!r}: Kafka's leader does not answer")
+            if position < start:
+                raise LookupError(position)
+        if error == CORRUPT:
+            text = f"topic {one.topic!r}, offset {position}: its leader says that its file is"
+            raise StorageError("log.damaged", f"{text} damaged")
+        if not error:
+            one.answered_by = -1 if leader is None else leader
+            return data or b"", aborted or []
+        link.stale()
+        await asyncio.sleep(RETRY_S)
+    raise _silent(one)
+
+
+def _silent(one: Followed) -> StorageError:
+    return StorageError("log.unreachable", f"topic {one.topic!r}: Kafka's leader does not answer")
 
 
 async def read_to(

@@ -16,9 +16,10 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from polybus import scan
 from polybus.batch import Batch
@@ -58,6 +59,7 @@ CATCH_UP_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 8.0
 LONG_S = 3600.0
 """For what has a time limit of its own."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,15 @@ class KafkaLog:
         self._following.open()
         await self._producing.open()
 
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float = ANSWER_TIMEOUT_S) -> T:
+        """Wait for Kafka, on a thread without a loop. Raises as `KafkaLink.run`."""
+        try:
+            refuse_on_loop()
+        except RuntimeError:
+            work.close()
+            raise
+        return self.link.run(work, timeout_s)
+
     def _release(self) -> None:
         self.link.stop()
         if self._lock is not None:
@@ -162,7 +173,7 @@ class KafkaLog:
 
     def change_settings(self, topic: str, settings: TopicSettings) -> None:
         """Waits for the cluster, as `create_topic`."""
-        self.link.run(self._directory.change(topic, settings))
+        self.run(self._directory.change(topic, settings))
 
     def describe(self, topic: str) -> dict[str, int]:
         self.topic(topic)
@@ -176,7 +187,7 @@ class KafkaLog:
     def create_topic(self, topic: str, settings: TopicSettings | None = None) -> Bounds:
         """Waits for the cluster: not for the bus's thread while it runs."""
         wanted = {topic: settings or TopicSettings()}
-        made = self.link.run(self._directory.create(wanted)).get(topic)
+        made = self.run(self._directory.create(wanted)).get(topic)
         if made is None:
             raise topic_exists(topic)
         return Bounds(made.epoch, made.start, made.stop)
@@ -187,18 +198,18 @@ class KafkaLog:
         Raises UsageError `topic.exists`; StorageError.
         """
         work = self._directory.import_topic(topic, settings, bounds.epoch, bounds.start)
-        self.link.run(work, LONG_S)
+        self.run(work, LONG_S)
 
     def create_topics(self, wanted: Mapping[str, TopicSettings]) -> None:
         """Waits for the cluster, as `create_topic`. Another node may create one meanwhile."""
         for topic in wanted:
             if topic in self._directory.topics:
                 raise topic_exists(topic)
-        self.link.run(self._directory.create(wanted), LONG_S)
+        self.run(self._directory.create(wanted), LONG_S)
 
     def delete_topic(self, topic: str) -> None:
         """Waits for the cluster, as `create_topic`."""
-        self.link.run(self._directory.delete(topic))
+        self.run(self._directory.delete(topic))
 
     def _topic_changed(self, topic: KafkaTopic, exists: bool) -> None:
         """On the link's thread: a topic is known from now on, or no longer."""
@@ -359,13 +370,13 @@ class KafkaLog:
         """
         known = self._directory.topics.get(topic)
         if known is None or known.epoch < epoch:
-            self.link.run(self._directory.refresh())
+            self.run(self._directory.refresh())
         self._reach_end(topic, READ_COMMITTED, CATCH_UP_TIMEOUT_S)
 
     def catch_up_all(self) -> None:
-        self.link.run(self._directory.refresh())
+        self.run(self._directory.refresh())
         known = list(self._directory.topics.values())
-        ends = self.link.run(self.link.offsets([one.name for one in known], LATEST))
+        ends = self.run(self.link.offsets([one.name for one in known], LATEST))
 
         def is_behind(topic: KafkaTopic) -> bool:
             is_ours = self._directory.topics.get(topic.topic) is topic
@@ -380,7 +391,7 @@ class KafkaLog:
 
     def _reach_end(self, topic: str, isolation: int, timeout_s: float) -> None:
         found = self.topic(topic)
-        ends = self.link.run(self.link.offsets([found.name], LATEST, isolation))
+        ends = self.run(self.link.offsets([found.name], LATEST, isolation))
         latest = ends.get(found.name, 0)
         if not self._wait_until(lambda: found.stop >= latest, timeout_s):
             self.topic(topic)
@@ -392,6 +403,7 @@ class KafkaLog:
         return self._wait_until(lambda: topic.stop >= stop, CATCH_UP_TIMEOUT_S)
 
     def _wait_until(self, is_reached: Callable[[], bool], timeout_s: float | None) -> bool:
+        refuse_on_loop()
         with self._changed:
             return self._changed.wait_for(is_reached, timeout_s)
 
@@ -415,7 +427,7 @@ class KafkaLog:
     def _fetched(self, topic: KafkaTopic, offset: int, start: int, stop: int) -> list[Batch]:
         """What the leader has from an offset on, up to `stop`."""
         try:
-            batches = self.link.run(fetch_at(self.link, topic, offset, stop, READ_BYTES))
+            batches = self.run(fetch_at(self.link, topic, offset, stop, READ_BYTES))
         except LookupError:
             raise _offset_unknown(offset, start, stop) from None
         return [
@@ -434,7 +446,7 @@ class KafkaLog:
         stop = found.stop
         # Kafka's times are milliseconds.
         when = max(0, -(-timestamp_us // 1000))
-        offset = self.link.run(self.link.offsets([found.name], when)).get(found.name, -1)
+        offset = self.run(self.link.offsets([found.name], when)).get(found.name, -1)
         return stop if offset < 0 else min(offset, stop)
 
     # What nodes share beside messages
@@ -447,17 +459,17 @@ class KafkaLog:
         name = f"{self._options.prefix}polybus.{producer}"
         timeout_s = self._options.transaction_timeout_s
         transaction = KafkaTransaction(self.link, name, timeout_s)
-        self.link.run(transaction.begin(), timeout_s + ANSWER_TIMEOUT_S)
+        self.run(transaction.begin(), timeout_s + ANSWER_TIMEOUT_S)
         return BegunTransaction(self, transaction)
 
     def share(self, batch: Batch) -> None:
         self._put(batch)
 
     def shared_stop(self) -> int:
-        return self.link.run(self._shared.stop())
+        return self.run(self._shared.stop())
 
     def forget_shared(self, keys: Sequence[bytes]) -> None:
-        self.link.run(self._shared.forget(keys))
+        self.run(self._shared.forget(keys))
 
     # The end
 
@@ -490,19 +502,28 @@ class BegunTransaction:
         for batch in batches:
             if batch.spans:
                 by_topic.setdefault(self._log.topic(batch.topic), []).append(batch)
-        self._log.link.run(self._transaction.append(list(by_topic.items())), LONG_S)
+        self._log.run(self._transaction.append(list(by_topic.items())), LONG_S)
         for topic, its_batches in by_topic.items():
             self._stops[topic] = its_batches[-1].last_offset + 1
 
     def commit(self) -> None:
         """Return when this node has all of it, so that any other can have it, too."""
-        self._log.link.run(self._transaction.end(is_committed=True), LONG_S)
+        self._log.run(self._transaction.end(is_committed=True), LONG_S)
         for topic, stop in self._stops.items():
             self._log.wait_for(topic, stop)
 
     def abort(self) -> None:
         with contextlib.suppress(StorageError):
-            self._log.link.run(self._transaction.end(is_committed=False))
+            self._log.run(self._transaction.end(is_committed=False))
+
+
+def refuse_on_loop() -> None:
+    """Raises RuntimeError: the caller would let all peers of the bus wait for Kafka."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise RuntimeError("this waits for Kafka: call it on another thread than an event loop's")
 
 
 def _offset_unknown(offset: int, start: int, stop: int) -> UsageError:

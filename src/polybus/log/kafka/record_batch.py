@@ -92,6 +92,28 @@ def _framed(
 
 
 @dataclass(frozen=True, slots=True)
+class RecordFrame:
+    """A RecordBatch as it is stored; `fields` is its header, which may be damaged."""
+
+    data: bytes
+    fields: tuple[int, ...]
+
+    @property
+    def first_offset(self) -> int:
+        return self.fields[0]
+
+    @property
+    def next_offset(self) -> int:
+        """Behind the last offset, which compaction may have removed."""
+        return self.fields[0] + self.fields[6] + 1
+
+    @property
+    def count(self) -> int:
+        """Of its messages; a marker of a transaction counts as one."""
+        return self.fields[12]
+
+
+@dataclass(frozen=True, slots=True)
 class Fetched:
     """A RecordBatch from a fetch. `batches` is empty if it has no messages (a marker)."""
 
@@ -102,35 +124,47 @@ class Fetched:
     is_marker: bool
 
 
+def frames(data: bytes) -> Iterator[RecordFrame]:
+    """The whole RecordBatches in the bytes of a fetch; the last one may be cut off."""
+    at = 0
+    while len(data) - at >= HEADER.size:
+        fields = HEADER.unpack_from(data, at)
+        end = at + LENGTH_END + fields[1]
+        if not at + HEADER.size <= end <= len(data):
+            return
+        yield RecordFrame(data[at:end], fields)
+        at = end
+
+
 def decode_batches(topic: str, data: bytes) -> Iterator[Fetched]:
-    """The whole RecordBatches in the bytes of a fetch; the last one may be cut off.
+    """The messages of all whole RecordBatches. Raises as `decode_frame`."""
+    for frame in frames(data):
+        yield decode_frame(topic, frame)
+
+
+def decode_frame(topic: str, frame: RecordFrame) -> Fetched:
+    """The messages of a RecordBatch.
 
     Raises:
         StorageError: `log.damaged`, a checksum or the records are wrong.
     """
-    at = 0
-    while len(data) - at >= HEADER.size:
-        fields = HEADER.unpack_from(data, at)
-        base_offset, length, _, magic, checksum, attributes, last_delta, base_ms = fields[:8]
-        max_ms, producer_id, _, _, count = fields[8:]
-        end = at + LENGTH_END + length
-        if magic != MAGIC:
-            text = f"topic {topic!r}, offset {base_offset}: Kafka message format {magic} is not 2"
-            raise StorageError("log.damaged", text)
-        if end > len(data):
-            return
-        if calc_crc32c(data[at + CHECKED_FROM : end]) != checksum:
-            raise _damaged(topic, base_offset, "its checksum is wrong")
-        is_marker = bool(attributes & CONTROL)
-        found: list[Batch] = []
-        if count and not is_marker:
-            found = _messages(topic, data[at + HEADER.size : end], fields)
-        if attributes & LOG_APPEND_TIME:
-            for batch in found:
-                batch.timestamp_us = max_ms * 1000
-        is_transactional = bool(attributes & TRANSACTIONAL)
-        yield Fetched(found, base_offset + last_delta + 1, producer_id, is_transactional, is_marker)
-        at = end
+    base_offset, _, _, magic, checksum, attributes = frame.fields[:6]
+    max_ms, producer_id = frame.fields[8:10]
+    if magic != MAGIC:
+        text = f"topic {topic!r}, offset {base_offset}: Kafka message format {magic} is not 2"
+        raise StorageError("log.damaged", text)
+    whole = memoryview(frame.data)
+    if calc_crc32c(whole[CHECKED_FROM:]) != checksum:
+        raise _damaged(topic, base_offset, "its checksum is wrong")
+    is_marker = bool(attributes & CONTROL)
+    found: list[Batch] = []
+    if frame.count and not is_marker:
+        found = _messages(topic, frame.data[HEADER.size :], frame.fields)
+    if attributes & LOG_APPEND_TIME:
+        for batch in found:
+            batch.timestamp_us = max_ms * 1000
+    is_transactional = bool(attributes & TRANSACTIONAL)
+    return Fetched(found, frame.next_offset, producer_id, is_transactional, is_marker)
 
 
 def _messages(topic: str, records: bytes, fields: tuple[int, ...]) -> list[Batch]:

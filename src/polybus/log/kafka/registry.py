@@ -3,7 +3,8 @@
 Two stores must agree, the registry and Kafka's own list of topics. The order of writes:
 
     create:  1. the Kafka topic    2. its record, with Kafka's id of the topic and a new epoch
-             Many topics are created together: all of 1, then all of 2.
+             Many topics are created together: all of 1, then all of 2. One that Kafka refuses is
+             left out, and reported when the others are there.
     delete:  1. a record `deleted`, with the id    2. the Kafka topic, by its id
     import:  1. the Kafka topic, without messages    2. a record `deleted`, with its id
              3. empty messages up to the first offset    4. their removal
@@ -79,6 +80,8 @@ COMPACTED = {
 }
 Configs = dict[str, str]
 """The settings of a topic in Kafka's words."""
+Refusals = dict[str, PolybusError]
+"""Topics for which Kafka did not do what it was asked, and why; the others have it."""
 KEPT_BY_KEY = ("$commits",)
 """Topics of the bus whose last message of each key is kept forever, and no other."""
 
@@ -160,7 +163,9 @@ class KafkaTopics:
 
     async def ensure_compacted(self, name: str) -> None:
         """Create a Kafka topic that keeps the last record of each key. Raises StorageError."""
-        await self.make({name: {**self.configs(TopicSettings()), **COMPACTED}})
+        _, refused = await self.make({name: {**self.configs(TopicSettings()), **COMPACTED}})
+        if refused:
+            raise refused[name]
         while self._link.leader_of(name) is None:
             await self._link.refreshed()
 
@@ -179,14 +184,15 @@ class KafkaTopics:
             found["retention.bytes"] = str(size)
         return {**found, **COMPACTED} if topic in KEPT_BY_KEY else found
 
-    async def make(self, wanted: Mapping[str, Configs]) -> set[str]:
-        """Create Kafka topics with one request; return those that are new.
+    async def make(self, wanted: Mapping[str, Configs]) -> tuple[set[str], Refusals]:
+        """Create Kafka topics with one request; return those that are new, and those refused.
 
-        Raises:
-            UsageError: `topic.invalid`.
-            StorageError: `log.refused`, Kafka does not accept one; `log.unreachable`.
+        These have UsageError `topic.invalid`, or StorageError `log.refused`.
+
+        Raises StorageError `log.unreachable`.
         """
         new: set[str] = set()
+        refused: Refusals = {}
         failures = dict.fromkeys(wanted, (NONE, ""))
         deadline = self._link.loop.time() + ANSWER_TIMEOUT_S
         while self._link.loop.time() < deadline:
@@ -196,51 +202,56 @@ class KafkaTopics:
             ]
             answer = await self._link.ask(CreateTopicsRequest(topics, ADMIN_TIMEOUT_MS, False))
             for name, error, said in answer.topic_errors:
-                if error == INVALID_TOPIC:
-                    text = f"Kafka refuses the name of the topic: {said}"
-                    raise UsageError("topic.invalid", text)
-                if error in (POLICY, *DENIED):
-                    raise _refused(f"create the topic {name}", error, said)
                 failures[name] = (error, said)
+                if error == INVALID_TOPIC:
+                    text = f"Kafka refuses the name of the topic {name}: {said}"
+                    refused[name] = UsageError("topic.invalid", text)
+                elif error in (POLICY, *DENIED):
+                    refused[name] = _refused(f"create the topic {name}", error, said)
             done = [name for name, (error, _) in failures.items() if error in MADE]
             new.update(name for name in done if failures[name][0] == NONE)
-            for name in done:
+            for name in done + list(failures.keys() & refused):
                 del failures[name]
             if not failures:
-                self._link.stale()
-                return new
+                break
             await asyncio.sleep(RETRY_S)
-        (name, (error, said)), *_ = failures.items()
-        raise _refused(f"create the topic {name} within {ANSWER_TIMEOUT_S:.0f} s", error, said)
+        self._link.stale()
+        for name, (error, said) in failures.items():
+            action = f"create the topic {name} within {ANSWER_TIMEOUT_S:.0f} s"
+            refused[name] = _refused(action, error, said)
+        return new, refused
 
-    async def adopt(self, wanted: Mapping[str, Configs]) -> None:
+    async def adopt(self, wanted: Mapping[str, Configs]) -> Refusals:
         """Take Kafka topics that exist: correct settings with which receipts would promise less.
 
-        Other settings of them stay. Raises StorageError `log.refused`; UsageError `cluster.topic`.
+        Other settings of them stay. Returns those that cannot be taken, with StorageError
+        `log.refused` or UsageError `cluster.topic`.
         """
-        if not wanted:
-            return
-        for name in wanted:
-            self._check_fits(name)
-        resources = [(TOPIC_RESOURCE, name, None) for name in wanted]
+        refused = {name: error for name in wanted if (error := self._unfit(name)) is not None}
+        fit = wanted.keys() - refused
+        if not fit:
+            return refused
+        resources = [(TOPIC_RESOURCE, name, None) for name in fit]
         answer = await self._link.ask(DescribeConfigsRequest(resources))
         changed: dict[str, Configs] = {}
         for error, said, _, name, entries in answer.resources:
             if error:
-                raise _refused(f"show the settings of the topic {name}", error, said)
+                action = f"show the settings of the topic {name}"
+                refused[name] = _refused(action, error, said)
+                continue
             found = {one: value for one, value, *_ in entries}
             needed = wanted[name]
             weak = {one: needed[one] for one in AT_LEAST if int(found[one]) < int(needed[one])}
             if weak:
                 own = {one: value for one, value, _, source, *_ in entries if source == OF_TOPIC}
                 changed[name] = own | weak
-        await self.change(changed)
+        return refused | await self.change(changed)
 
-    def _check_fits(self, name: str) -> None:
-        """Raises UsageError `cluster.topic`: this Kafka topic cannot be one of the bus."""
+    def _unfit(self, name: str) -> PolybusError | None:
+        """Why this Kafka topic cannot be one of the bus: UsageError `cluster.topic`."""
         state = self._link.partitions.get(name)
         if state is None:
-            raise StorageError("log.unreachable", f"Kafka no longer lists the topic {name}")
+            return StorageError("log.unreachable", f"Kafka no longer lists the topic {name}")
         unfit = ""
         if state.partitions != 1:
             unfit = f"has {state.partitions} partitions, and a topic of the bus has one"
@@ -250,18 +261,21 @@ class KafkaTopics:
             unfit = (
                 f"{unfit} ({self._options.replicas}); add some with kafka-reassign-partitions.sh"
             )
-        if unfit:
-            raise UsageError("cluster.topic", f"the topic {name!r} exists in Kafka and {unfit}")
+        if not unfit:
+            return None
+        return UsageError("cluster.topic", f"the topic {name!r} exists in Kafka and {unfit}")
 
-    async def change(self, wanted: Mapping[str, Configs]) -> None:
-        """Replace the configs of Kafka topics. Raises StorageError `log.refused`."""
+    async def change(self, wanted: Mapping[str, Configs]) -> Refusals:
+        """Replace the configs of Kafka topics; return those that Kafka refuses."""
         if not wanted:
-            return
+            return {}
         resources = [(TOPIC_RESOURCE, name, list(one.items())) for name, one in wanted.items()]
         answer = await self._link.ask(AlterConfigsRequest(resources, False))
-        for error, said, _, name in answer.resources:
-            if error:
-                raise _refused(f"change the settings of the topic {name}", error, said)
+        return {
+            name: _refused(f"change the settings of the topic {name}", error, said)
+            for error, said, _, name in answer.resources
+            if error
+        }
 
     async def remove(self, name: str, topic_id: str) -> None:
         """Delete the Kafka topic with this id; no other one of the name.
@@ -359,6 +373,16 @@ def _refused(action: str, error: int, said: str | None) -> StorageError:
     reason = f"{for_code(error).__name__}: {said}" if said else for_code(error).__name__
     code = "log.replicas" if error in TOO_FEW_REPLICAS else "log.refused"
     return StorageError(code, f"Kafka did not {action}: {reason}")
+
+
+def raise_first(refused: Refusals) -> None:
+    """Raise the error of the first of these topics; it says how many others there are."""
+    if refused:
+        error = refused[min(refused)]
+        if len(refused) > 1:
+            more = f"; and {len(refused) - 1} more are refused"
+            raise type(error)(error.code, error.text + more) from error
+        raise error
 
 
 def topic_exists(topic: str) -> PolybusError:

@@ -58,8 +58,10 @@ class VerifyReport:
     """The result of a check. `damages` has the first DAMAGES_MAX of `damage_count`.
 
     `messages` counts readable messages. System topics are counted separately. `notes` are harmless
-    leftovers of a crash, which the next start or hand-over removes.
+    leftovers of a crash, which the next start or hand-over removes. A cluster has no files.
     """
+
+    is_cluster: bool = False
 
     topics: int = 0
     segments: int = 0

@@ -272,9 +272,13 @@ class Accounts:
                 continue
             try:
                 config = self.configs.read(name, state)
-                made = await self.apart(self.configs.set_topics, name, config)
-                if made:
-                    await self.keep_topics(name, made)
+                missing = self.configs.missing_topics(name, config)
+                try:
+                    await self.apart(self.configs.set_topics, name, config)
+                finally:
+                    # Some are there, also if another one was refused.
+                    if missing:
+                        await self.keep_topics(name, filter(self._bus.has_topic, missing))
                 if name in self.store.accounts:
                     self.configs.use(name, state, config)
                     self._combine(name)

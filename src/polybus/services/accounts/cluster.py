@@ -77,6 +77,14 @@ class CountedEntry(NamedTuple):
 NEVER = CountedEntry(AccountEntry(0, None), "")
 
 
+def read_entry(name: str, value: bytes) -> AccountEntry:
+    """Raises ValueError: it cannot be read, or is of another account."""
+    found = decode(value, AccountEntry)
+    if found.account is not None and found.account.name != name.partition("/")[0]:
+        raise ValueError(f"it names account {found.account.name!r}")
+    return found
+
+
 class ClusterAccountStore(AccountStore):
     """The accounts of all nodes of a cluster."""
 
@@ -101,9 +109,7 @@ class ClusterAccountStore(AccountStore):
             old.discard(write)
             return
         try:
-            found = decode(entry.value, AccountEntry)
-            if found.account is not None and found.account.name != name:
-                raise ValueError(f"it names account {found.account.name!r}")
+            found = read_entry(entry.name, entry.value)
         except ValueError as error:
             old.add(write)
             if name not in self.accounts and names.is_account(name):

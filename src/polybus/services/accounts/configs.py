@@ -91,16 +91,20 @@ class AccountConfigs:
             self.problems[name] = error.text
             logger.error("%s: account %s: %s", error.code, name, error.text)
 
-    def set_topics(self, account: str, config: AccountConfig) -> list[str]:
-        """Create declared topics, which are returned; apply what the file says otherwise now.
+    def missing_topics(self, account: str, config: AccountConfig) -> dict[str, TopicSettings]:
+        """The declared topics that do not exist."""
+        declared = _settings_of(account, config)
+        return {name: one for name, one in declared.items() if not self._bus.has_topic(name)}
+
+    def set_topics(self, account: str, config: AccountConfig) -> None:
+        """Create declared topics; apply what the file says otherwise now.
 
         A setting that was changed over HTTP stays until the file is read again. Over Kafka this
         waits for the cluster: not for the bus's thread.
         """
         declared, before = _settings_of(account, config), _settings_of(account, self.of(account))
         log = self._bus.log
-        known = {name for name in declared if self._bus.has_topic(name)}
-        missing = {name: declared[name] for name in declared.keys() - known}
+        missing = self.missing_topics(account, config)
         if self._bus.is_late:
             # The log tells the bus of them, on its own thread.
             log.create_topics(
@@ -108,12 +112,11 @@ class AccountConfigs:
             )
         else:
             self._bus.create_topics(missing)
-        for name in known - log.frozen.keys():
+        for name in declared.keys() - missing.keys() - log.frozen.keys():
             settings = declared[name]
             is_new = settings != before.get(name, TopicSettings())
             if is_new and settings != log.settings(name):
                 log.change_settings(name, settings)
-        return list(missing)
 
     def combine(self, name: str) -> dict[str, bool]:
         """An account was created or changed, or its file has.

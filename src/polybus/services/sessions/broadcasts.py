@@ -48,6 +48,11 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(ClusterBroadcast).decode
 
 
+def read_entry(name: str, value: bytes) -> ClusterBroadcast:
+    """Raises msgspec.MsgspecError."""
+    return _decode(value)
+
+
 class Broadcasts:
     """The broadcasts that some session may not have heard."""
 
@@ -81,7 +86,7 @@ class Broadcasts:
             if entry.name in self._kept:
                 self._drop(entry.name)
             return
-        broadcast = _decode(entry.value)
+        broadcast = read_entry(entry.name, entry.value)
         account = broadcast.account
         names = self._names[account]
         names[entry.name] = None

@@ -123,6 +123,15 @@ _decode = msgspec.msgpack.Decoder(SavedSession).decode
 _decode_state = msgspec.msgpack.Decoder(SavedState).decode
 
 
+def read_entry(name: str, value: bytes) -> SavedSession:
+    """A session, and whether its state can be read. Raises ValueError, msgspec.MsgspecError."""
+    bytes.fromhex(name.partition("/")[0])
+    saved = _decode(value)
+    if saved.state:
+        _decode_state(saved.state)
+    return saved
+
+
 class MovingSaver(Saver):
     """Saves sessions for all nodes of a cluster, and takes them over from others."""
 

@@ -23,6 +23,7 @@ from polybus.errors import PeerError, PolybusError, UsageError
 from polybus.log.blobs import BlobReader
 from polybus.references import OCTETS
 from polybus.services.blobs.unfinished import ContinuedBlob
+from polybus.services.topics import refuse_in_cluster
 
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 
@@ -53,6 +54,7 @@ async def arrived(call: Call, topic: str, query: UploadQuery) -> ArrivedBytes:
 
 async def put(call: Call, topic: str, query: BlobQuery) -> StoredBlob:
     """Publish the body as one message, whose payload is stored as a blob while it arrives."""
+    refuse_in_cluster(call.state.bus, "blobs")
     headers = headers_of(call.request.headers)
     if query.start and not query.sha256:
         raise PeerError("http.query", "from is given without sha256, which it needs")

@@ -1,0 +1,260 @@
+"""verify over Kafka: reads all that the nodes have stored in a cluster, and names what is damaged.
+
+Every RecordBatch of the registry, of the entries that nodes share and of all topics is fetched as
+it is stored: its checksum, its records and its place in the order of offsets. Every topic of the
+registry must be there, under Kafka's id of its record. It reads what the leaders have, up to the
+ends that they had when it began, and writes nothing, so nodes may run meanwhile. What is in the
+messages is looked at by the caller.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import msgspec
+from aiokafka.protocol.admin import DescribeConfigsRequest
+
+from polybus.batch import Batch
+from polybus.errors import StorageError, UsageError
+from polybus.log.cluster_place import ClusterPlace
+from polybus.log.interface import SHARED
+from polybus.log.kafka.fetch_session import Followed
+from polybus.log.kafka.following import AbortedRanges, fetch_bytes, from_offset
+from polybus.log.kafka.kafka_names import REGISTRY, kafka_name
+from polybus.log.kafka.link import EARLIEST, LATEST, KafkaLink
+from polybus.log.kafka.reader import LEADER_S, PAGE_BYTES, shared_link
+from polybus.log.kafka.record_batch import Fetched, RecordFrame, decode_frame, frames
+from polybus.log.kafka.registry import TOPIC_RESOURCE, TopicRecord, counts
+from polybus.log.verify.verify import Damage, VerifyProgress, VerifyReport
+from polybus.structs import decode
+
+SYSTEM = (REGISTRY, SHARED)
+"""What is in Kafka beside topics of the bus."""
+LOOKS = 5
+Look = Callable[[str, Batch], Iterable[tuple[int, str]]]
+"""Gives the offsets of messages that are damaged, and why."""
+
+
+@dataclass(slots=True)
+class CheckedTopic:
+    """A topic, where the check has got to, and where it ends."""
+
+    followed: Followed
+    stop: int
+    is_compacted: bool
+
+    @property
+    def position(self) -> int:
+        return self.followed.position
+
+
+class ClusterCheck:
+    """One check of a bus in Kafka."""
+
+    def __init__(self, place: ClusterPlace, look: Look, progress: VerifyProgress | None) -> None:
+        """Raises as `polybus.log.opening.open_reader`."""
+        self._link: KafkaLink = shared_link(place)
+        self._prefix = place.prefix
+        self._place = place
+        self._look = look
+        self._progress = progress
+        self._records: dict[str, TopicRecord] = {}
+        self._report = VerifyReport(is_cluster=True)
+        self._done = self._total = 0
+
+    def run(self) -> VerifyReport:
+        """Raises UsageError `data.not-found`, no node has used the cluster; StorageError."""
+        self._link.run(self._link.refreshed())
+        names = {one: self._prefix + one for one in SYSTEM}
+        if names[REGISTRY] not in self._link.partitions:
+            text = f"no node of polybus has used {self._place}; check the address and the prefix"
+            raise UsageError("data.not-found", text)
+        if names[SHARED] not in self._link.partitions:
+            self._damaged(SHARED, "Kafka does not have it")
+            del names[SHARED]
+        system = self._planned(names)
+        for one in system:
+            self._check(one)
+        live = self._live(next(one for one in system if one.followed.topic == REGISTRY))
+        for topic in live:
+            self._report.count(topic, topics=1)
+        for one in self._planned({one: kafka_name(one, self._prefix) for one in live}):
+            self._check(one)
+        return self._report
+
+    def _live(self, registry: CheckedTopic) -> list[str]:
+        """The topics that exist, sorted; one that Kafka does not have is a damage."""
+        for tries in range(LOOKS):
+            # A broker may know a new topic later than others.
+            self._link.run(self._link.refreshed(tries))
+            if not self._missing():
+                break
+        if self._missing():
+            # A deletion is in the registry before Kafka's topic goes.
+            name = registry.followed.name
+            registry.stop = self._link.run(self._link.offsets([name], LATEST))[name]
+            self._check(registry)
+        missing = self._missing()
+        for topic, reason in missing.items():
+            self._damaged(topic, reason)
+        live = {one.topic for one in self._records.values() if not one.deleted}
+        return sorted(live - missing.keys())
+
+    def _planned(self, names: dict[str, str]) -> list[CheckedTopic]:
+        run, kafka = self._link.run, list(names.values())
+        starts = run(self._link.offsets(kafka, EARLIEST))
+        stops = run(self._link.offsets(kafka, LATEST))
+        compacted = self._compacted(kafka)
+        found = []
+        for topic, name in names.items():
+            self._note_replicas(topic, name)
+            if name in starts and name in stops:
+                followed = Followed(topic, name, 0, starts[name])
+                found.append(CheckedTopic(followed, stops[name], name in compacted))
+                self._total += stops[name] - starts[name]
+            else:
+                self._note(f"topic {topic!r} was deleted meanwhile")
+        return found
+
+    def _compacted(self, names: list[str]) -> set[str]:
+        """The Kafka topics from which records in the middle are removed."""
+        if not names:
+            return set()
+        resources = [(TOPIC_RESOURCE, name, ["cleanup.policy"]) for name in names]
+        answer = self._link.run(self._link.ask(DescribeConfigsRequest(resources)))
+        # One that cannot be asked for has no gap that is certainly a damage.
+        return {
+            name
+            for error, _, _, name, entries in answer.resources
+            if error or any("compact" in (value or "") for _, value, *_ in entries)
+        }
+
+    def _missing(self) -> dict[str, str]:
+        """The topics with a record that Kafka does not have, and what it has."""
+        found = {}
+        for topic, record in self._records.items():
+            state = self._link.partitions.get(kafka_name(topic, self._prefix))
+            if record.deleted or (state is not None and state.topic_id.hex() == record.id):
+                continue
+            found[topic] = "Kafka does not have it"
+            if state is not None:
+                text = f"Kafka has another topic of this name than the registry: id {record.id}"
+                found[topic] = f"{text} is gone"
+        return found
+
+    def _note_replicas(self, topic: str, name: str) -> None:
+        state = self._link.partitions.get(name)
+        if state is not None and state.insync < state.replicas:
+            self._note(f"topic {topic!r}: {state.insync} of {state.replicas} replicas are in sync")
+
+    # One topic
+
+    def _check(self, one: CheckedTopic) -> None:
+        while one.position < one.stop:
+            before = one.position
+            try:
+                self._check_page(one)
+            except LookupError:
+                # Retention was faster.
+                name = one.followed.name
+                start = self._link.run(self._link.offsets([name], EARLIEST)).get(name, one.stop)
+                one.followed.position = max(before, start)
+            except StorageError as error:
+                if error.code == "log.damaged":
+                    self._lost(one, one.stop, error.text)
+                elif one.followed.name in self._link.partitions:
+                    raise
+                else:
+                    self._note(f"topic {one.followed.topic!r} was deleted meanwhile")
+                    one.followed.position = one.stop
+            self._done += one.position - before
+            if self._progress is not None:
+                self._progress(f"topic {one.followed.topic}", self._done, self._total)
+
+    def _check_page(self, one: CheckedTopic) -> None:
+        deadline = time.monotonic() + LEADER_S
+        fetching = fetch_bytes(self._link, one.followed, one.position, PAGE_BYTES, deadline)
+        data, aborted = self._link.run(fetching, 2 * LEADER_S)
+        ranges = AbortedRanges(aborted)
+        before = one.position
+        for frame in frames(data):
+            # A fetch may begin before its offset, in the middle of a RecordBatch.
+            is_first = one.position == before
+            if frame.next_offset > before or not is_first:
+                self._check_frame(one, frame, ranges, is_first=is_first)
+            self._report.bytes += len(frame.data)
+        if data and one.position == before:
+            self._lost(one, one.stop, "what Kafka has there is no RecordBatch")
+
+    def _check_frame(
+        self, one: CheckedTopic, frame: RecordFrame, ranges: AbortedRanges, *, is_first: bool
+    ) -> None:
+        topic, position = one.followed.topic, one.position
+        if frame.first_offset > position and not one.is_compacted:
+            self._lost(one, frame.first_offset, "messages are missing before the next RecordBatch")
+        if frame.first_offset < position and not is_first:
+            reason = "its offsets repeat those before it"
+            self._damaged(topic, reason, frame.first_offset, frame.next_offset - 1)
+            return
+        try:
+            fetched = decode_frame(topic, frame)
+            _check_offsets(frame, fetched, one.is_compacted)
+        except (StorageError, ValueError) as error:
+            text = error.text if isinstance(error, StorageError) else str(error)
+            self._lost(one, frame.next_offset, text)
+            return
+        if not ranges.hides(fetched):
+            for batch in from_offset(fetched.batches, position, 0):
+                self._take(topic, batch)
+        one.followed.position = frame.next_offset
+
+    def _take(self, topic: str, batch: Batch) -> None:
+        if topic == REGISTRY:
+            self._read_records(batch)
+            return
+        for offset, reason in self._look(topic, batch):
+            self._damaged(topic, reason, offset, offset)
+        if topic not in SYSTEM:
+            self._report.count(topic, messages=len(batch))
+
+    def _read_records(self, batch: Batch) -> None:
+        for offset, value in enumerate(batch.values(), batch.first_offset):
+            try:
+                record = decode(value, TopicRecord)
+            except msgspec.MsgspecError as error:
+                self._damaged(REGISTRY, f"it is not the record of a topic: {error}", offset, offset)
+                continue
+            if counts(record, self._records.get(record.topic)):
+                self._records[record.topic] = record
+
+    def _lost(self, one: CheckedTopic, stop: int, reason: str) -> None:
+        """Messages cannot be read: the check continues behind them."""
+        self._damaged(one.followed.topic, reason, one.position, stop - 1)
+        one.followed.position = max(one.position, stop)
+
+    def _damaged(
+        self, topic: str, reason: str, first: int | None = None, last: int | None = None
+    ) -> None:
+        file = kafka_name(topic, self._prefix) if topic not in SYSTEM else self._prefix + topic
+        self._report.add(
+            Damage(file=f"Kafka {file}", reason=reason, topic=topic, first=first, last=last)
+        )
+
+    def _note(self, text: str) -> None:
+        self._report.notes.append(text)
+
+
+def _check_offsets(frame: RecordFrame, fetched: Fetched, is_compacted: bool) -> None:
+    """Raises ValueError: the messages are not those that the header announces."""
+    offset = frame.first_offset
+    for batch in fetched.batches:
+        if batch.first_offset < offset:
+            raise ValueError(f"offset {batch.first_offset} is not above the one before it")
+        offset = batch.last_offset + 1
+    if offset > frame.next_offset:
+        raise ValueError(f"offset {offset - 1} is beyond its last one")
+    count = frame.next_offset - frame.first_offset
+    if not is_compacted and frame.count != count:
+        raise ValueError(f"it has {frame.count} messages for {count} offsets")
