@@ -57,17 +57,23 @@ def test_a_way_that_misses_messages_is_an_error(spark: Any, corpus: Corpus) -> N
         reading.measure_reading(spark, wrong, rounds=1, tell=lambda text: None)
 
 
-def test_planning_is_measured_for_each_number_of_topics(
+def test_planning_is_measured_for_each_number_of_topics_and_of_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(planning, "TOPICS", (1, 20))
     monkeypatch.setattr(planning, "BATCHES", 2)
+    monkeypatch.setattr(planning, "TABLE_FILES", 30)
     figures = planning.measure_planning(tmp_path, lambda text: None)
     assert [(one.work, one.who) for one in figures] == [
-        (work, who)
-        for work in (planning.LOOK, planning.PLAN, planning.REPORT)
-        for who in ("1 topic", "20 topics")
+        *(
+            (work, who)
+            for work in (planning.LOOK, planning.PLAN, planning.REPORT)
+            for who in ("1 topic", "20 topics", "100,000,000 messages of history")
+        ),
+        (planning.COMMIT, "a new table"),
+        (planning.COMMIT, "100,000,000 rows"),
     ]
+    assert LogReader(tmp_path / "history").bounds("t0").stop > planning.HISTORY
     assert all(one.value and one.value > 0 for one in figures)
 
 

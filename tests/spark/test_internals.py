@@ -6,7 +6,9 @@ import importlib.util
 import logging
 import os
 import re
+import threading
 import zipfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from private_kit import Private
 from pyspark.errors import AnalysisException, ParseException, StreamingQueryException
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
+from spark_kit import eventually
 
 from polybus.spark import internals
 
@@ -185,6 +188,53 @@ def test_a_batch_knows_its_query_and_a_failure_its_cause(spark: Any, tmp_path: P
     assert seen == [(query.id, "0")], f"{VERSION}: local properties of a batch"
     assert "on purpose" in internals.java_cause(raised.value), f"{VERSION}: _cause._stackTrace"
     assert internals.java_cause(ValueError()) == ""
+
+
+def test_a_listener_gets_a_progress_in_few_calls(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from py4j.clientserver import ClientServerConnection
+    from pyspark.sql.streaming import StreamingQueryListener
+
+    calls: Counter[int] = Counter()
+    asked: list[int] = []
+    send = ClientServerConnection.send_command
+
+    def counted(connection: Any, command: str) -> Any:
+        calls[threading.get_ident()] += 1
+        return send(connection, command)
+
+    class Notes(StreamingQueryListener):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.found: list[Any] = []
+
+        def onQueryProgress(self, event: Any) -> None:
+            asked.append(calls.pop(threading.get_ident()))
+            self.found.append(event.progress)
+
+        def onQueryStarted(self, event: Any) -> None: ...
+
+        def onQueryIdle(self, event: Any) -> None: ...
+        def onQueryTerminated(self, event: Any) -> None: ...
+
+    monkeypatch.setattr(ClientServerConnection, "send_command", counted)
+    notes = Notes()
+    internals.listen(spark, notes)
+    try:
+        (tmp_path / "in").mkdir()
+        (tmp_path / "in" / "one.txt").write_text("a\nb\n")
+        stream = spark.readStream.text(str(tmp_path / "in")).writeStream.format("noop")
+        query = stream.option("checkpointLocation", str(tmp_path / "out")).start()
+        query.processAllAvailable()
+        query.stop()
+        eventually(lambda: notes.found)
+    finally:
+        spark.streams.removeListener(notes)
+    (found,) = [one for one in notes.found if one.numInputRows]
+    assert (found.numInputRows, str(found.id), found.sources[0].numInputRows) == (2, query.id, 2)
+    assert found.durationMs["addBatch"] >= 0 and found.batchDuration is not None
+    # Asked field by field, a progress takes 300 calls and more.
+    assert max(asked) < 50, f"{VERSION}: {asked} calls"
 
 
 def test_an_error_of_the_jvm_has_its_class(spark: Any) -> None:

@@ -9,6 +9,7 @@ starts its JVM while PySpark is imported.
 """
 
 import importlib
+import json
 import logging
 import re
 import sys
@@ -148,6 +149,24 @@ def context_logger() -> logging.Logger:
 
     found: logging.Logger = PySparkLogger.getLogger(CONTEXT_LOGGER)
     return found
+
+
+def listen(spark: Any, listener: Any) -> None:
+    """As `spark.streams.addListener`, with a progress as one text.
+
+    PySpark 4.3 asks the JVM for each of its fields, in some 500 calls, because each map and list of
+    the JVM ends with an exception that is looked into.
+    """
+    from pyspark.sql.streaming.listener import JStreamingQueryListener, QueryProgressEvent
+
+    class Events(JStreamingQueryListener):
+        def onQueryProgress(self, event: Any) -> None:
+            found = QueryProgressEvent.fromJson(json.loads(event.json()))
+            self.pylistener.onQueryProgress(found)
+
+    wrapper = spark._jvm.org.apache.spark.sql.streaming.PythonStreamingQueryListenerWrapper
+    listener._jlistenerobj = wrapper(Events(listener))
+    spark.streams.addListener(listener)
 
 
 def is_connect(spark: Any) -> bool:

@@ -21,6 +21,7 @@ from polybus.client.http.blocking import GONE
 from polybus.errors import PolybusError
 from polybus.spark.causes import clean_cause
 from polybus.spark.checkpoint import our_offset
+from polybus.spark.internals import listen
 from polybus.spark.location import find_location
 
 logger = logging.getLogger("polybus.spark.consumers")
@@ -40,7 +41,7 @@ def install(
 ) -> "ConsumerListener":
     """Report the session's queries from now on to the bus of a folder or at a URL."""
     listener = ConsumerListener(Reporter(data=data, url=url, token=token))
-    spark.streams.addListener(listener)
+    listen(spark, listener)
     return listener
 
 
