@@ -59,9 +59,12 @@ RUNNERS = (
     Runner("test_readme.py", "docs/start.md", ("console", "python")),
     *(Runner("cli/test_howtos.py", f"{HOWTO}{name}.md", ("sh", "python")) for name in FOLLOWED),
     Runner("cli/test_howtos.py", f"{HOWTO}monitor.md", ("sh",)),
-    Runner("cli/test_cli_get.py", f"{HOWTO}large-payloads.md", ("console",)),
+    Runner("cli/test_cli_get.py", f"{HOWTO}large-payloads.md", ("console", "sh")),
+    Runner("cli/test_cli_up.py", f"{HOWTO}up.md", ("sh",)),
+    Runner("kafka/test_moving.py", f"{HOWTO}cluster.md", ("sh",)),
+    Runner("spark/test_kafka_source.py", f"{HOWTO}cluster.md", ("python",)),
     Runner("cli/test_secure_page.py", f"{HOWTO}secure.md", ("console",)),
-    Runner("cli/test_cli_self_signed.py", f"{HOWTO}secure.md", ("sh", "python"), "TLS"),
+    Runner("cli/test_cli_self_signed.py", f"{HOWTO}secure.md", ("sh", "python")),
     Runner("edges/test_browser_howto.py", f"{HOWTO}browser.md", ("html",)),
     Runner("queues/test_queue_docs.py", "docs/protocols/queues.md", ("python",)),
     Runner("spark/test_docs_spark.py", f"{HOWTO}spark.md", ("python",)),
@@ -74,6 +77,7 @@ RUNNERS = (
     Runner("spark/test_docs_spark.py", f"{HOWTO}monitor.md", ("python",)),
     Runner("spark/test_docs_queries.py", f"{HOWTO}sql.md", ("sh",), lines=SQL_LINES),
     Runner("spark/test_docs_queries.py", f"{HOWTO}standard-pipeline.md", ("sh",), lines=SQL_LINES),
+    Runner("spark/test_cli_pipeline.py", f"{HOWTO}pipelines.md", ("sh",)),
     Runner("spark/test_recipes.py", f"{HOWTO}pipelines.md", ("python", "sql", "console")),
 )
 

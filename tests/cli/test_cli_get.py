@@ -125,9 +125,8 @@ def test_an_unknown_id_is_an_error_with_advice(bus: ServedBus, tmp_path: Path) -
 
 def test_the_page_shows_what_the_commands_print(bus: ServedBus, tmp_path: Path) -> None:
     path = f"{Path(COMMAND[0]).parent}:{os.environ['PATH']}"
-    shown = [
-        line for block in run_by("cli/test_cli_get.py", PAGE) for line in block.text.splitlines()
-    ]
+    blocks = [one for one in run_by("cli/test_cli_get.py", PAGE) if one.kind == "console"]
+    shown = [line for block in blocks for line in block.text.splitlines()]
     commands = [line for line in shown if line.startswith("$ ")]
     printed = []
     for command in commands:
@@ -144,3 +143,39 @@ def test_the_page_shows_what_the_commands_print(bus: ServedBus, tmp_path: Path) 
     assert [EPOCH.sub("EPOCH", line) for line in printed] == [
         EPOCH.sub("EPOCH", line) for line in shown
     ]
+
+
+# In place of the first upload: one that breaks off.
+BREAKS_OFF = """
+curl() { unset -f curl; python "$BREAKS" "$2" "$3"; }
+"""
+UPLOAD = """
+import pathlib, socket, sys, urllib.parse
+content = pathlib.Path(sys.argv[1]).read_bytes()
+url = urllib.parse.urlsplit(sys.argv[2])
+head = f"PUT {url.path}?{url.query} HTTP/1.1\\r\\nhost: {url.netloc}\\r\\n"
+with socket.create_connection((url.hostname, url.port)) as upload:
+    upload.sendall(f"{head}content-length: {len(content)}\\r\\n\\r\\n".encode())
+    upload.sendall(content[: 2 << 20])
+    upload.shutdown(socket.SHUT_WR)
+    while upload.recv(4096):
+        pass
+"""
+
+
+def test_an_upload_that_broke_off_goes_on_as_the_page_says(bus: ServedBus, tmp_path: Path) -> None:
+    (tmp_path / "breaks.py").write_text(UPLOAD)
+    (tmp_path / "film.mp4").write_bytes(LARGE)
+    (block,) = [one for one in run_by("cli/test_cli_get.py", PAGE) if one.kind == "sh"]
+    path = f"{Path(COMMAND[0]).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-e", "-c", BREAKS_OFF + block.text.replace("55545", str(bus.port))],
+        cwd=tmp_path,
+        env=environment(PATH=path, BREAKS=str(tmp_path / "breaks.py")),
+        capture_output=True,
+        timeout=40,
+        check=True,
+    )
+    arrived, published = done.stdout.decode().replace("}{", "}\n{").splitlines()
+    assert json.loads(arrived)["bytes"] == 2 << 20, done.stdout
+    assert json.loads(published)["reference"]["id"] == ID, done.stdout

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import signal
 import ssl
@@ -27,12 +28,17 @@ from polybus.config_file import check
 from polybus.errors import ConfigError, PolybusError
 from polybus.log import file_modes
 
+BEGIN, COMMANDS, PROGRAM, SENSOR = [
+    block.text for block in run_by("cli/test_cli_self_signed.py", "docs/howto/secure.md")
+]
+INSTALL, SERVE = BEGIN.splitlines()
+
 
 @contextlib.contextmanager
 def served(data: Path) -> Iterator[tuple[int, str]]:
     """The port of a bus with the certificate, and what it said on standard error."""
     with subprocess.Popen(
-        [*COMMAND, *("serve", "--port", "0", "--topic", "news", "--tls-self-signed")]
+        [*COMMAND, *shlex.split(SERVE)[1:], *("--port", "0", "--topic", "news")]
         + ["--data", str(data)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -64,14 +70,19 @@ async def publish(port: int, ca_file: Path | None) -> None:
 
 def follow_the_page(cert: Path, port: int, fingerprint: str) -> None:
     """The commands and the program of docs/howto/secure.md, with a copy of the certificate."""
-    commands, program = run_by("cli/test_cli_self_signed.py", "docs/howto/secure.md")
     folder = cert.parent.parent / "client"
     folder.mkdir()
     shutil.copy(cert, folder)
+    # The certificate of a sensor is one like that of the bus.
+    shutil.copy(cert, folder / "sensor-cert.pem")
+    shutil.copy(cert.with_name("key.pem"), folder / "sensor-key.pem")
     done = subprocess.run(
-        ["bash", "-e", "-c", commands.text.replace("55545", str(port))],
+        ["bash", "-e", "-c", f"{INSTALL} --quiet\n{COMMANDS.replace('55545', str(port))}"],
         cwd=folder,
-        env=environment(PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}"),
+        # What the tests need is installed, so nothing is fetched.
+        env=environment(
+            PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}", PIP_NO_INDEX="1"
+        ),
         capture_output=True,
         text=True,
         timeout=40,
@@ -79,8 +90,8 @@ def follow_the_page(cert: Path, port: int, fingerprint: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert fingerprint in done.stdout and done.stdout.endswith("\nok\n")
-    text = "import asyncio, polybus\nasync def main():\n" + textwrap.indent(program.text, "    ")
-    text = text.replace("55545", str(port)) + "asyncio.run(main())\n"
+    program = textwrap.indent(PROGRAM.replace("55545", str(port)) + SENSOR, "    ")
+    text = f"import asyncio, polybus\nasync def main():\n{program}asyncio.run(main())\n"
     subprocess.run([sys.executable, "-c", text], cwd=folder, env=environment(), check=True)
 
 

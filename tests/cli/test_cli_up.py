@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from cli_kit import COMMAND, environment, polybus
+from docs_kit import run_by
 
 from polybus.cli import doctor
 from polybus.cli.up.display import PlainDisplay, screen_lines
@@ -31,6 +33,12 @@ from polybus.log.reading.reader import LogReader
 
 FAKE = str(Path(__file__).with_name("fake_driver.py"))
 TIMEOUT_S = 30.0
+# What the commands of the page have after `polybus up`.
+PLAIN, DEMO, ALONE, *ELSEWHERE = [
+    shlex.split(line, comments=True)[2:]
+    for block in run_by("cli/test_cli_up.py", "docs/howto/up.md")
+    for line in block.text.splitlines()
+]
 # A loaded machine is slower.
 SLACK_S = 7.0
 SPARK_TIMEOUT_S = 120.0
@@ -153,7 +161,7 @@ def test_an_interrupt_while_spark_starts_ends_soon_and_leaves_no_temporary_files
 
 
 def test_a_closed_terminal_ends_the_pipeline_then_the_bus(tmp_path: Path) -> None:
-    with running_up(tmp_path, behaviour={}) as up:
+    with running_up(tmp_path, *PLAIN, behaviour={}) as up:
         up.until_said(r"pipeline: ready after")
         up.process.send_signal(signal.SIGHUP)
         assert up.process.wait(TIMEOUT_S) == 0
@@ -318,7 +326,7 @@ def test_the_display_uses_the_connector_that_speaks_http(tmp_path: Path) -> None
     config = tmp_path / "bus.json"
     connectors: list[dict[str, Any]] = [{"protocol": "udp"}, {"speaks": ["goms"]}, {}]
     config.write_text(json.dumps({"connectors": [{"port": 0, **one} for one in connectors]}))
-    with running_up(tmp_path, "--no-pipeline", "--config", str(config)) as up:
+    with running_up(tmp_path, *ALONE, "--config", str(config)) as up:
         ready = up.until_said(r"ready at \S+ \S+ tcp://127\.0\.0\.1:(\d+)")
         up.until_said(f"open http://127.0.0.1:{ready[1]}/")
         assert up.interrupt() == 0
@@ -338,13 +346,15 @@ def test_without_pyspark_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) 
     assert "3.5.1 is too old" in doctor.missing_for_pipeline("sc://cluster")
 
 
-def test_the_master_and_the_folder_of_pipelines_reach_the_driver(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", ELSEWHERE, ids=lambda options: options[-1].split("://")[0])
+def test_the_master_and_the_folder_of_pipelines_reach_the_driver(
+    tmp_path: Path, options: list[str]
+) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
-    options = ("--master", "spark://there:7077", "--pipelines", str(folder))
-    with running_up(tmp_path, *options, behaviour={}) as up:
+    with running_up(tmp_path, *options, "--pipelines", str(folder), behaviour={}) as up:
         up.until(lambda: up.notes)
-        assert f"--master spark://there:7077 --pipelines {folder}" in up.notes[0]
+        assert f"{' '.join(options)} --pipelines {folder}" in up.notes[0]
         assert up.interrupt() == 0
 
 
@@ -362,7 +372,7 @@ def test_the_demo_sends_on_every_protocol_with_the_flaws_of_real_traffic(tmp_pat
         broken = any(row["topic"] == "demo.orders" and not is_json(row["value"]) for row in rows)
         return wanted <= {row["protocol"] for row in rows} and broken and has_duplicate(rows)
 
-    with running_up(tmp_path, "--demo", behaviour={}) as up:
+    with running_up(tmp_path, *DEMO, behaviour={}) as up:
         up.until_said(r"flows 1/1 running, lag 3")
         up.until(complete)
         topics = {row["topic"] for row in stored(up.data)}

@@ -26,6 +26,8 @@ from websockets.sync.client import connect
 WAIT_S = 20
 TABS_MAX = 80
 TASKS = "disabled-by-default-devtools.timeline"
+EDITOR_IS_READY = "return document.activeElement.matches('.editor')"
+OFFERED = "return document.querySelector('.editor').shadowRoot.querySelector('li')?.innerText"
 TRACED = "Tracing.tracingComplete"
 VENDOR = Path(__file__).parent.parent.parent / "vendor"
 PAGES = {

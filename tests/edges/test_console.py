@@ -12,7 +12,16 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from console_kit import PAGES, WAIT_S, Console, ConsoleBus, console_bus, open_console
+from console_kit import (
+    EDITOR_IS_READY,
+    OFFERED,
+    PAGES,
+    WAIT_S,
+    Console,
+    ConsoleBus,
+    console_bus,
+    open_console,
+)
 from edge_kit import frame, line, properties
 from quarantine_kit import quarantine
 from selenium.webdriver.common.keys import Keys
@@ -21,8 +30,6 @@ from polybus.lake.table import open_table
 
 pytestmark = pytest.mark.slow
 ORDERS = 300
-EDITOR_IS_READY = "return document.activeElement.matches('.editor')"
-OFFERED = "return document.querySelector('.editor').shadowRoot.querySelector('li')?.innerText"
 
 
 @pytest.fixture(scope="module")

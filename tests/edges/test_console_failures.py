@@ -127,6 +127,19 @@ def test_refused_redeliveries_exports_and_downloads_say_why(
         bus.client.delete(f"/v1/sessions/{key}")
 
 
+def test_an_export_that_ends_at_a_limit_of_the_bus_says_so(console: Console) -> None:
+    answer = """
+        const headers = { "polybus-truncated": "true" };
+        window.fetch = (url, options) => String(url).includes("/export")
+            ? Promise.resolve(new Response("{}", { headers })) : real(url, options);
+    """
+    with console.answering(answer):
+        console.open("topic", name="news")
+        console.until(lambda: console.texts("td.wide"), "the messages")
+        console.choose("select[aria-label='Export what is shown']", "jsonl")
+        console.sees("it lacks messages that are shown", within=".notes [data-tone=bad]")
+
+
 def test_a_redelivery_says_that_the_bus_is_away(console: Console, bus: ConsoleBus) -> None:
     key = bus.client.post("/v1/sessions", json={"topics": ["news"]}).json()["sessionKey"]
     try:

@@ -30,7 +30,7 @@ pathlib.Path(path).unlink(missing_ok=True)
 server = socket.socket(socket.AF_UNIX)
 server.bind(path)
 server.listen()
-write("running")
+write("starting" if (data / "slow").exists() else "running")
 print("the fake driver runs", flush=True)
 if "--once" not in sys.argv:
     peer, _ = server.accept()
@@ -98,6 +98,21 @@ def test_a_driver_is_started_stopped_and_refreshes_a_table_after_confirmations(
     console.sees("The driver starts, for one pass into the table")
     wanted = ["--refresh=shop.totals", "--reset=shop.totals"]
     console.until(lambda: status(bus)["asked"][-2:] == wanted, "the table to be refreshed")
+
+
+def test_a_driver_that_starts_spark_can_be_stopped(console: Console, bus: ConsoleBus) -> None:
+    (bus.data / "pipeline").mkdir(exist_ok=True)
+    (bus.data / "pipeline" / "status.json").write_text(json.dumps({"state": "stopped"}))
+    (bus.data / "slow").touch()
+    console.open("pipelines")
+    console.click("Start")
+    console.click("Start", within="dialog")
+    console.sees("the fake driver runs", "starting")
+    console.click("Stop")
+    console.sees("Spark's start is broken off", within="dialog")
+    console.click("Stop", within="dialog")
+    console.until(lambda: status(bus)["state"] == "stopped", "the driver to end")
+    (bus.data / "slow").unlink()
 
 
 def test_a_start_that_is_refused_is_shown_in_its_dialog(console: Console, bus: ConsoleBus) -> None:

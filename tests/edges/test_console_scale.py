@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import socket
 from collections.abc import Iterator
 
 import pytest
-from console_kit import Console, ConsoleBus, console_bus, open_console
+from console_kit import EDITOR_IS_READY, OFFERED, Console, ConsoleBus, console_bus, open_console
 
 pytestmark = pytest.mark.slow
 TOPICS = 10_000
 MESSAGES = 100_000
+SESSIONS = 50
 LONG_TASK_MS_MAX = 200
 ROWS_DRAWN_MAX = 200
 HEAP_SLACK_BYTES = 1 << 20
@@ -61,6 +64,68 @@ def test_ten_thousand_topics_do_not_freeze_the_page(console: Console) -> None:
     console.open("topics")
     console.sees("10,002 topics")
     assert rows_drawn(console) < ROWS_DRAWN_MAX
+
+
+@pytest.fixture(scope="module")
+def readers(bus: ConsoleBus) -> Iterator[None]:
+    """A group and a connection that read every topic, and sessions of a thousand each."""
+    topics = [f"topic-{number:05}" for number in range(TOPICS)]
+    epochs = {one["name"]: one["epoch"] for one in bus.client.get("/v1/topics").json()["topics"]}
+    positions = {one: {"epoch": epochs[one], "offset": 0} for one in topics}
+    body = {"kind": "spark", "positions": positions}
+    assert bus.client.put("/v1/consumers/everything", json=body).status_code == 204
+    for first in range(0, 100 * SESSIONS, 100):
+        followed = topics[first % 1000 :][:1000]
+        made = bus.client.post("/v1/sessions", json={"topics": followed})
+        assert made.status_code == 201, made.text
+    with socket.create_connection(("127.0.0.1", bus.port)) as connection:
+        for first in range(0, TOPICS, 1000):
+            some = {"messagetype": "register", "topics": topics[first : first + 1000], "ack": True}
+            connection.sendall(json.dumps(some).encode() + b"\n")
+        with connection.makefile("rb") as answers:
+            said = [json.loads(answers.readline()) for _ in range(TOPICS // 1000)]
+        assert {one["messagetype"] for one in said} == {"reg-ack"}, said
+        yield
+
+
+@pytest.mark.parametrize(
+    ("page", "params", "text", "within"),
+    [
+        ("overview", {}, "Connections", ".tile-label"),
+        ("graph", {}, "There is more than fits", ".notice"),
+        ("graph", {"idle": 1, "q": "topic"}, "topic-", ".node"),
+        ("consumers", {}, "everything", "td"),
+        ("consumers", {"q": "everything"}, "everything", "td"),
+        ("consumers", {"show": "groups"}, "everything", "td"),
+        ("consumers", {"show": "sessions"}, "Redeliver", "td"),
+        ("consumers", {"show": "connections"}, "goMS", "td"),
+        ("dead-letters", {}, "Dead letters", "h1"),
+        ("pipelines", {}, "No pipeline has run", "body"),
+        ("settings", {}, "limits", "body"),
+    ],
+)
+def test_who_reads_ten_thousand_topics_does_not_freeze_a_page(
+    console: Console, readers: None, page: str, params: dict[str, str], text: str, within: str
+) -> None:
+    def look() -> None:
+        console.open(page, **params)
+        console.sees(text, within=within)
+        # Live figures have come, and what they change is drawn.
+        console.until(lambda: console.texts(".connection") == ["Live"], "live figures")
+        console.run_async("await new Promise((resolve) => setTimeout(resolve, 1500))")
+
+    assert console.longest_task_ms(look) <= LONG_TASK_MS_MAX
+
+
+def test_ten_thousand_names_are_completed_without_a_long_task(console: Console) -> None:
+    def look() -> None:
+        console.open("sql")
+        console.until(lambda: console.run(EDITOR_IS_READY), "the editor to have the focus")
+        console.sees("topic-00042", within=".tree")
+        console.keys('SELECT * FROM "topic-01500')
+        console.until(lambda: console.run(OFFERED) == '"topic-01500"', "the topic to be offered")
+
+    assert console.longest_task_ms(look) <= LONG_TASK_MS_MAX
 
 
 def test_a_hundred_thousand_messages_do_not_freeze_the_page(console: Console) -> None:

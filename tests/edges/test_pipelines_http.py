@@ -78,7 +78,7 @@ async def test_the_driver_is_asked_to_stop_on_its_socket(tmp_path: Path) -> None
     path = tmp_path / "driver.sock"
     async with http_bus() as http, await asyncio.start_unix_server(answer, path):
         nothing = await http.client.post("/v1/pipelines/stop", headers=admin(http))
-        write_status(http, socket=str(path))
+        write_status(http, state="starting", socket=str(path))
         denied = await http.client.post("/v1/pipelines/stop")
         stopped = await http.client.post("/v1/pipelines/stop", headers=admin(http))
         write_status(http, socket=str(tmp_path / "nobody"))
@@ -163,7 +163,7 @@ async def test_a_driver_is_starting_until_it_has_written_its_status(
     async with http_bus() as http:
         started = await http.client.post("/v1/pipelines/start", headers=admin(http))
         view = await shown(http)
-        assert (started.status_code, view["state"], view["actions"]) == (202, "starting", [])
+        assert (started.status_code, view["state"], view["actions"]) == (202, "starting", ["stop"])
         while not view["log"]:
             view = await shown(http)
         again = await http.client.post("/v1/pipelines/start", headers=admin(http))
@@ -176,6 +176,27 @@ async def test_a_driver_is_starting_until_it_has_written_its_status(
         assert view["actions"] == ["stop"]
 
 
+async def test_a_driver_is_stopped_before_it_has_written_a_status(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loads = "import time; print('loading', flush=True); time.sleep(60)"
+    monkeypatch.setattr(pipeline_watch, "COMMAND", (sys.executable, "-c", loads))
+    async with http_bus() as http:
+        write_status(http, state="failed", pid=0, problems=["of the last run"])
+        for _ in range(2):
+            started = await http.client.post("/v1/pipelines/start", headers=admin(http))
+            pid = (await shown(http))["pid"]
+            stopped = await http.client.post("/v1/pipelines/stop", headers=admin(http))
+            assert (started.status_code, stopped.status_code) == (202, 202)
+            view = await shown(http)
+            while view["state"] == "starting":
+                view = await shown(http)
+            assert (view["state"], view["problems"]) == ("stopped", [])
+            assert view["actions"] == ["start"]
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+
+
 async def test_a_driver_of_others_is_starting_while_its_status_says_so() -> None:
     async with http_bus() as http:
         write_status(http, state="starting")
@@ -184,7 +205,7 @@ async def test_a_driver_of_others_is_starting_while_its_status_says_so() -> None
         write_status(http, state="starting", pid=999_999_999)
         killed = await shown(http)
 
-        assert (view["state"], view["actions"]) == ("starting", [])
+        assert (view["state"], view["actions"]) == ("starting", ["stop"])
         assert (started.status_code, started.json()["code"]) == (409, "pipeline.running")
         assert killed["state"] == "failed" and "999999999 has ended" in killed["problems"][0]
 

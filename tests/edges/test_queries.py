@@ -316,6 +316,22 @@ async def test_what_a_search_finds_is_exported(shared: Http, form: str) -> None:
         assert len(answer.text.splitlines()) == 6 + (form == "csv")
 
 
+async def test_an_export_says_whether_it_ends_at_its_limit(shared: Http) -> None:
+    async def is_cut(**query: str | int) -> tuple[int, str]:
+        given: dict[str, str | int] = {"format": "jsonl", "path": "$.who.name", "equals": "Bob"}
+        answer = await shared.client.get("/v1/topics/orders/export", params=given | query)
+        return len(answer.text.splitlines()), answer.headers["polybus-truncated"]
+
+    assert await is_cut() == (6, "false")
+    assert await is_cut(limit=5) == (5, "true")
+    # Whatever follows does not match.
+    assert await is_cut(limit=6) == (6, "false")
+    assert await is_cut(limit=6, newest="true") == (6, "false")
+    assert await is_cut(limit=2, newest="true") == (2, "true")
+    assert await is_cut(limit=1, stop=1) == (1, "false")
+    assert await is_cut(equals="nobody") == (0, "false")
+
+
 async def test_tables_are_described_to_who_may_see_them(shared: Http) -> None:
     admin = await as_admin(shared)
     (table,) = (await shared.client.get("/v1/tables", headers=admin)).json()["tables"]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from docs_kit import run_by
 
 from polybus import references
 from polybus.batch import Batch
@@ -205,7 +207,13 @@ def test_the_command_moves_a_bus_to_kafka_and_back(
     append(log, "a", value, headers=[header])
     log.close()
 
-    there = run(prefix, "--from", str(data), "--to", brokers.url, "--json")
+    (block,) = run_by("kafka/test_moving.py", "docs/howto/cluster.md")
+    (settings := tmp_path / "polybus.toml").touch()
+    ours = {"/var/lib/polybus": str(data), "polybus.toml": str(settings)}
+    words = [ours.get(one, one) for one in shlex.split(block.text)]
+    words = [brokers.url if one.startswith("kafka://") else one for one in words]
+    assert words[:2] == ["polybus", "migrate"]
+    there = run(prefix, *words[2:], "--json")
     found = {one["topic"]: (one["messages"], one["keeps-positions"]) for one in there()}
     assert found == {"a": (6, True), "b": (0, True)}
     run(prefix, "--from", brokers.url, "--to", str(back), "--json")

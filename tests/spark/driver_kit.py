@@ -65,19 +65,19 @@ class RunningDriver:
 
     def kill(self) -> None:
         self.process.kill()
-        self._end()
+        self.await_end()
 
     def close(self) -> int:
         """End it as a parent that dies does: its input ends."""
         assert self.process.stdin is not None
         self.process.stdin.close()
-        return self._end()
+        return self.await_end()
 
     def terminate(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self._end()
+        return self.await_end()
 
-    def _end(self) -> int:
+    def await_end(self) -> int:
         code = self.process.wait(STOP_TIMEOUT_S)
         self._reader.join(STOP_TIMEOUT_S)
         self._errors.close()

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import shlex
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from docs_kit import run_by
 from spark_kit import RunningBus, environment, eventually, running_bus
 
 from polybus.cli import main
 from polybus.lake.table import open_table
-from polybus.spark.pipelines.running import driver
+from polybus.spark.pipelines.running import driver, service
 
 
 @pytest.fixture
@@ -107,3 +112,42 @@ def test_verbs_without_a_pipeline_are_errors(bus: RunningBus, tmp_path: Path) ->
     assert "pipeline.name" in polybus("init", "a b", "--folder", tmp_path, code=1)
     text = polybus("run", "--data", tmp_path / "none", code=1)
     assert "log.no-data" in text
+
+
+def test_the_commands_of_the_page_work_in_its_order(
+    spark: Any, bus: RunningBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The tests' session, which the commands must not end.
+    session = contextlib.nullcontext(spark)
+    monkeypatch.setattr(driver, "open_session", lambda data, **options: session)
+    monkeypatch.setattr(driver, "end_early", lambda *about: None)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "polybus-data").symlink_to(bus.data)
+    (block,) = run_by("spark/test_cli_pipeline.py", "docs/howto/pipelines.md")
+    commands = [shlex.split(line, comments=True) for line in block.text.splitlines()]
+    bus.publish("news", ["one"])
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        for command in commands:
+            assert command[:2] == ["polybus", "pipeline"]
+            with interrupting(bus.data) if "--continuous" in command else contextlib.nullcontext():
+                polybus(*command[2:])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert open_table(bus.data, "clicks.totals").rows == 1
+    assert json.loads(polybus("status", "--json"))["state"] == "stopped"
+
+
+@contextlib.contextmanager
+def interrupting(data: Path) -> Iterator[None]:
+    """Ctrl-C for a pipeline in this process, when its flows run."""
+
+    def interrupt() -> None:
+        eventually(lambda: (found := service.running(data)) and found.flows)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    waiting = threading.Thread(target=interrupt)
+    waiting.start()
+    yield
+    waiting.join()

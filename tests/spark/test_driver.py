@@ -11,13 +11,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from driver_kit import RunningDriver, running_driver
+from driver_kit import RunningDriver, descendants, running_driver
 from old_tables_kit import lay_out_old_tables
 from spark_kit import RunningBus, environment, eventually, running_bus
 
@@ -38,6 +39,8 @@ from polybus.spark.pipelines.running.service import only_one, write_status
 from polybus.spark.pipelines.standard import batches
 from polybus.spark.pipelines.standard.batches import flows
 
+# For a machine that runs other tests meanwhile.
+SLACK_S = 7.0
 TOPICS = ("red", "blue", "green")
 # Any minute of 20 messages is an alert, for a topic without a history too.
 ALERTING = {"pipeline": {"alert-history-s": 0.5, "alert-messages-min": 20, "alert-pause-s": 600}}
@@ -117,6 +120,7 @@ def driver_here(spark: Any, data: Path, patched: pytest.MonkeyPatch) -> Iterator
 
     session = contextlib.nullcontext(spark)
     patched.setattr(driver_module, "open_session", lambda data, **options: session)
+    patched.setattr(driver_module, "end_early", lambda *about: None)
     driver = Supervisor(PipelineOptions(data=data), lambda event: None)
     running = threading.Thread(target=driver.run)
     running.start()
@@ -215,6 +219,32 @@ def test_a_driver_without_java_leaves_a_status_that_says_what_is_missing(tmp_pat
         assert status is not None and status.state == "failed"
         assert "Spark needs Java 17" in status.problems[0]
         assert pipeline_status(bus.data).startswith("failed at 2")
+
+
+@pytest.mark.parametrize("text", ["starting Spark on", "Spark is up"])
+def test_a_start_that_is_stopped_ends_within_seconds_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    with running_bus(tmp_path, ["t"]) as bus:
+        monkeypatch.setenv("TMPDIR", str(scratch))
+        with running_driver(bus.data) as driver:
+            eventually(lambda: any(one["text"].startswith(text) for one in driver.said("starting")))
+            eventually(lambda: descendants(driver.process.pid))
+            children = descendants(driver.process.pid)
+            began = time.monotonic()
+            done = CliRunner().invoke(main, ["pipeline", "stop", "--data", str(bus.data)])
+            assert done.exit_code == 0, done.output
+            assert driver.await_end() == 0
+            assert time.monotonic() - began < 3.0 + SLACK_S
+            eventually(lambda: driver.said("stopped"))
+        status = service.read_status(bus.data)
+        assert status is not None and (status.state, status.problems) == ("stopped", [])
+        assert driver.said("failed") == [] and driver.said("ready") == []
+        assert not service.socket_path(bus.data).exists()
+        eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children))
+        assert list(scratch.iterdir()) == []
 
 
 def test_a_pipeline_waits_for_its_bus_until_it_is_stopped(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -13,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
+from docs_kit import run_by
 from kafka_spark_kit import ClusterNode, cluster_node
 from pipeline_kit import PipelineFolder
 from pyspark.sql.streaming.datasource import ReadAllAvailable
@@ -77,6 +79,16 @@ def test_a_topic_reads_the_same_in_every_way(node: ClusterNode) -> None:
     assert set(rows.column("protocol").to_pylist()) == {"spark", "boson-frames", "boson-properties"}
     assert found["data"].equals(rows)
     assert found["url"].equals(rows)
+
+
+def test_the_program_of_the_page_reads_the_brokers(spark: Any, node: ClusterNode) -> None:
+    (block,) = run_by("spark/test_kafka_source.py", "docs/howto/cluster.md")
+    text = re.sub(r"kafka://[^\"]+", node.log, block.text)
+    # The tests share the brokers.
+    text = text.replace(".load()", f'.option("cluster.prefix", "{node.prefix}").load()')
+    names: dict[str, Any] = {"spark": spark}
+    exec(compile(text, "cluster.md", "exec"), names)
+    assert names["news"].isStreaming and "value" in names["news"].columns
 
 
 @pytest.mark.parametrize("way", ["url", "data", "log"])

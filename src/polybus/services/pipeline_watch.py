@@ -131,6 +131,7 @@ class PipelineWatch:
         self._process: asyncio.subprocess.Process | None = None
         # Of the status when it was started: it has written none while this is the same.
         self._status_before = (0, "")
+        self._is_asked_to_end = False
         self._reading: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
 
@@ -150,16 +151,18 @@ class PipelineWatch:
                 text = f"the driver ended with exit code {ours.returncode}"
                 view.problems = [*view.problems, text]
         view.log = view.log[-LINES_MAX:]
-        if view.state == "running":
+        if view.state in ("starting", "running"):
             view.actions = ["stop"]
-        elif view.state != "starting" and has_spark():
+        elif has_spark():
             view.actions = ["start", "refresh"] if status.pipelines else ["start"]
         return view
 
     def _show_unwritten(self, view: PipelineView, ours: asyncio.subprocess.Process) -> None:
         """Show a driver that has not written its status; the one that is there is of the last."""
         view.state, view.pid, view.problems, view.flows = "starting", ours.pid, [], []
-        if ours.returncode is not None:
+        if ours.returncode is not None and self._is_asked_to_end:
+            view.state = "stopped"
+        elif ours.returncode is not None:
             view.state = "failed"
             last = f": {self._lines[-1]}" if self._lines else ""
             view.problems = [f"the driver ended before it was ready{last}"]
@@ -185,10 +188,22 @@ class PipelineWatch:
 
     # Changing
 
+    async def end_unwritten(self) -> bool:
+        """End the driver that was started here, if it has no socket yet; whether there was one."""
+        view, _ = await asyncio.to_thread(self._status)
+        ours = self._process
+        is_unwritten = (view.pid, view.time) == self._status_before
+        if ours is None or ours.returncode is not None or not is_unwritten:
+            return False
+        self._is_asked_to_end = True
+        with contextlib.suppress(ProcessLookupError):
+            ours.terminate()
+        return True
+
     async def running(self) -> DriverStatus:
-        """The driver that runs now. Raises UsageError `pipeline.not-running`."""
+        """The driver that runs or starts now. Raises UsageError `pipeline.not-running`."""
         view, status = await asyncio.to_thread(self._status)
-        if view.state != "running" or not is_alive(view.pid):
+        if view.state not in ("starting", "running") or not is_alive(view.pid):
             raise UsageError("pipeline.not-running", "no pipeline runs on this data folder")
         return status
 
@@ -241,6 +256,7 @@ class PipelineWatch:
             limit=LINE_BYTES_MAX,
         )
         self._process, self._status_before = process, (view.pid, view.time)
+        self._is_asked_to_end = False
         self._lines.clear()
         self._reading = asyncio.get_running_loop().create_task(self._read(process))
 

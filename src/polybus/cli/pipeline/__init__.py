@@ -246,11 +246,11 @@ def status(data: str | None, as_json: bool) -> None:
 @pipeline.command(epilog="Example: polybus pipeline stop")
 @data_option
 def stop(data: str | None) -> None:
-    """Stop the pipeline that runs on the data folder; its results are safe."""
+    """Stop the pipeline that runs or starts on the data folder; its results are safe."""
     from polybus.spark.pipelines.running import service
 
     folder = _data(data)
-    found = service.running(folder)
+    found = service.present(folder)
     if found is None:
         raise UsageError("pipeline.not-running", f"no pipeline runs on {folder}")
     service.stop(found)

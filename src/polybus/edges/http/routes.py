@@ -133,7 +133,14 @@ _ALL = (
     Operation("GET", BLOB, blobs.get, fails=[404, 416], produces=OCTETS),
     Operation("GET", f"{TOPIC}/search", queries.search, fails=[400, 404, 413, 429]),
     Operation("GET", f"{TOPIC}/histogram", queries.histogram, fails=[400, 404, 429]),
-    Operation("GET", f"{TOPIC}/export", queries.export, fails=[400, 404, 429], produces=OCTETS),
+    Operation(
+        "GET",
+        f"{TOPIC}/export",
+        queries.export,
+        fails=[400, 404, 429],
+        produces=OCTETS,
+        headers={queries.TRUNCATED: "`true` if the file ends at a limit, and more matches."},
+    ),
     Operation(
         "POST",
         "/v1/sql",

@@ -46,13 +46,13 @@ class Search:
         self._path = path_steps(job.path)
         self._count = self._bytes = 0
         self._window_rows = max(FIRST_WINDOW_ROWS, min(job.limit, WINDOW_ROWS))
-        # What is not searched yet.
-        self._left = (self._start, max(self._start, self._stop))
+        # What is not searched yet, as offsets.
+        self.left = (self._start, max(self._start, self._stop))
         self._began_s = time.monotonic()
 
     def summary(self) -> dict[str, Any]:
         """How far it came; `next` is where to continue, None if all was searched."""
-        first, last = self._left
+        first, last = self.left
         is_newest = self._job.is_newest
         following = (last if is_newest else first) if first < last else None
         scanned = max(0, self._stop - self._start) - (last - first)
@@ -70,14 +70,14 @@ class Search:
     def found(self) -> Iterator[pa.RecordBatch]:
         """The rows that match, in the order of the search."""
         is_newest = self._job.is_newest
-        while self._left[0] < self._left[1]:
-            first, last = self._left
+        while self.left[0] < self.left[1]:
+            first, last = self.left
             for rows in self._window():
                 rows, is_enough = self._within_limits(rows)
                 yield rows
                 if is_enough:
                     offset = rows.column("offset")[-1].as_py()
-                    self._left = (first, offset) if is_newest else (offset + 1, last)
+                    self.left = (first, offset) if is_newest else (offset + 1, last)
                     return
             if self._job.time_s and time.monotonic() - self._began_s > self._job.time_s:
                 return
@@ -97,15 +97,15 @@ class Search:
 
     def _window(self) -> Iterator[pa.RecordBatch]:
         """The rows of the next window that match."""
-        first, last = self._left
+        first, last = self.left
         size = self._window_rows
         self._window_rows = min(2 * size, WINDOW_ROWS)
         if self._job.is_newest:
             start, stop = max(first, last - size), last
-            self._left = (first, start)
+            self.left = (first, start)
         else:
             start, stop = first, min(last, first + size)
-            self._left = (stop, last)
+            self.left = (stop, last)
         newest: list[pa.RecordBatch] = []
         for rows in self._rows(start, stop):
             masked = rows if self._mask is None else self._mask.rows(rows)

@@ -19,7 +19,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -36,6 +36,7 @@ from polybus.services.queries.jobs import (
     HEAD,
     NOTE,
     ROWS,
+    Form,
     HistogramJob,
     HistoryJob,
     Job,
@@ -56,6 +57,8 @@ ROOM_BYTES = 1 << 30
 NICENESS = 5
 """Queries wait for the bus, not the bus for queries."""
 PR_SET_PDEATHSIG = 1
+MORE_S = 2.0
+"""How long an export that ends at its limit looks whether more matches."""
 DOWNLOAD_BYTES_MAX = 1 << 30
 """Of the rows of a download, before they are encoded."""
 HELD_BYTES = 16 << 20
@@ -136,18 +139,13 @@ class QueryWorker:
                 elapsed_s = round(time.monotonic() - began_s, 4)
                 yield DATA, answer.document(**{"elapsed-s": elapsed_s, "engine": "duckdb"})
                 return
-            yield from _download(job, schema, batches)
+            yield from _file(job.form, schema, _Limited(job.rows_max), batches)
 
     def _search(self, job: SearchJob) -> Iterator[tuple[bytes, bytes]]:
         search = Search(self._data, job)
         if job.form is not None:
-            pieces = encoded(job.form, search.schema, search.found())
-            # What is wrong with a condition shows with the first piece.
-            first = next(pieces, b"")
-            yield NOTE, b"{}"
-            yield DATA, first
-            for piece in pieces:
-                yield DATA, piece
+            limited = _Limited(job.limit, lambda: self._finds_more(job, search))
+            yield from _file(job.form, search.schema, limited, search.found())
             return
         rows = pa.Table.from_batches(list(search.found()), search.schema)
         sink = pa.BufferOutputStream()
@@ -156,15 +154,25 @@ class QueryWorker:
         yield NOTE, msgspec.json.encode(search.summary())
         yield ROWS, sink.getvalue().to_pybytes()
 
+    def _finds_more(self, job: SearchJob, search: Search) -> bool:
+        """Whether more matches behind what an export has; True too if that takes too long."""
+        left = msgspec.structs.replace(job, limit=1, time_s=MORE_S, form=None)
+        left.start, left.stop = search.left
+        more = Search(self._data, left)
+        return any(rows.num_rows for rows in more.found()) or not more.summary()["is-complete"]
+
 
 class _Limited:
     """Rows up to a number of them and DOWNLOAD_BYTES_MAX.
+
+    `has_more` tells at their end whether there are more that were not given.
 
     Attributes:
         is_truncated: there were more rows.
     """
 
-    def __init__(self, rows_max: int) -> None:
+    def __init__(self, rows_max: int, has_more: Callable[[], bool] = lambda: False) -> None:
+        self._has_more = has_more
         self._rows_left = rows_max
         self._bytes_left = DOWNLOAD_BYTES_MAX
         self.is_truncated = False
@@ -180,15 +188,15 @@ class _Limited:
                 return
             self._rows_left -= batch.num_rows
             self._bytes_left -= batch.nbytes
+        self.is_truncated = self._has_more()
 
 
-def _download(
-    job: SqlJob, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
+def _file(
+    form: Form, schema: pa.Schema, limited: _Limited, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[tuple[bytes, bytes]]:
     """A file, after a note whether it was cut: only its end tells, so a temporary file has it."""
-    limited = _Limited(job.rows_max)
     with tempfile.SpooledTemporaryFile(HELD_BYTES) as held:
-        for piece in encoded(job.form, schema, limited.of(batches)):
+        for piece in encoded(form, schema, limited.of(batches)):
             held.write(piece)
         held.seek(0)
         yield NOTE, msgspec.json.encode({"truncated": limited.is_truncated})

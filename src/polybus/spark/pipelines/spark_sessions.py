@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from polybus.processes import remove_scratch
 from polybus.spark import internals
 from polybus.spark.session import connect
 
@@ -38,6 +39,22 @@ def open_session(
         # Its JVM may have ended already.
         with contextlib.suppress(internals.java_errors(), ConnectionError):
             spark.stop()
+
+
+def end_java() -> None:
+    """Kill the JVM of this process, if it has one: calls to it fail."""
+    from polybus.spark.session import jvms
+
+    for jvm in jvms():
+        jvm.kill()
+
+
+def forget_session() -> None:
+    """Remove the temporary files of the session, for a process that ends without it."""
+    from polybus.spark.session import jvms
+
+    for jvm in jvms():
+        remove_scratch(jvm.scratch)
 
 
 def another_session(spark: Any) -> Any:

@@ -102,6 +102,11 @@ def session(
     return spark
 
 
+def jvms() -> list[Jvm]:
+    """The JVM of this process, if it has one, also while Spark starts in it."""
+    return [*_jvms]
+
+
 def watch_java_yourself() -> None:
     """Leave it to the caller to end this process when its JVM has ended."""
     for jvm in _jvms:

@@ -199,6 +199,11 @@ class Jvm:
         """Do not end this process after the JVM: the caller does."""
         self._is_ending.set()
 
+    def kill(self) -> None:
+        """End the JVM, not this process, at once and from any thread."""
+        self._is_ending.set()
+        self.process.kill()
+
     def _leave(self) -> None:
         """Before the end of this process, let `_end_with_it` say if the JVM is the reason.
 

@@ -8,7 +8,7 @@ import msgspec
 
 from polybus.edges.http.calls import Call, Viewer
 from polybus.errors import PolybusError
-from polybus.services.pipeline_watch import PipelineView
+from polybus.services.pipeline_watch import DriverStatus, PipelineView
 
 ANSWER_S = 5.0
 
@@ -38,15 +38,22 @@ async def live(viewer: Viewer, _about: Mapping[str, str]) -> PipelineView:
 
 
 async def stop(call: Call) -> PipelineAsked:
-    """Stop the pipeline until it is started again; batches that are under way are finished."""
-    driver = await call.state.pipelines.running()
+    """Stop the pipeline until it is started again; batches that are under way are finished.
+
+    One that is starting ends within seconds, and finishes nothing.
+    """
+    if not await call.state.pipelines.end_unwritten():
+        await _stop_on_socket(await call.state.pipelines.running())
+    call.changes("pipeline")
+    return PipelineAsked("stop")
+
+
+async def _stop_on_socket(driver: DriverStatus) -> None:
     try:
         await _ask(driver.socket, "/stop")
     except (OSError, TimeoutError) as error:
         text = f"the pipeline (process {driver.pid}) does not answer: {error}"
         raise PolybusError("pipeline.unreachable", text) from error
-    call.changes("pipeline")
-    return PipelineAsked("stop")
 
 
 async def start(call: Call) -> PipelineAsked:

@@ -1,6 +1,6 @@
 """The life of a pipeline on a data folder: the only one, for `polybus up` and `pipeline run`.
 
-    lock → wait for the bus and for the last JVM → status → Spark → socket, status → flows → report
+    lock → socket, status → wait for the bus and for the last JVM → Spark → status → flows → report
     → stop the flows → status → remove the socket → end Spark → unlock
 
 It reports in events, which are JSON objects:
@@ -16,7 +16,8 @@ It reports in events, which are JSON objects:
     {"event": "stopped", "flows": […]}                  it was asked to stop, and did
 
 A batch that is under way at the end is finished or, after the deadline, left to the next start,
-which runs it again from its checkpoint.
+which runs it again from its checkpoint. An end that is asked for before `ready` takes no longer
+than seconds: see early_end.py.
 
 It is also the process of `polybus up`, which stops on SIGTERM, SIGINT, /stop on the socket and the
 end of standard input, and writes its events to standard output, one per line:
@@ -54,12 +55,14 @@ from polybus.spark.location import BusLocation
 from polybus.spark.nodes import nodes_of
 from polybus.spark.pipelines.flows import FlowRunner
 from polybus.spark.pipelines.running import service
+from polybus.spark.pipelines.running.early_end import END_FLOWS_S, end_early
 from polybus.spark.pipelines.running.runs import BatchRuns
 from polybus.spark.pipelines.running.stats import ExpectationStats
 from polybus.spark.pipelines.spark_sessions import (
     MASTER,
     MEMORY,
     another_session,
+    forget_session,
     is_jvm,
     jvm_pid,
     open_session,
@@ -70,6 +73,7 @@ POLL_S = 0.05
 STARTED_TIMEOUT_S = 10.0
 OLD_JVM_TIMEOUT_S = 30.0
 JVM_POLL_S = 0.2
+STOP_FLOWS_S = 10.0
 ENDED_TIMEOUT_S = 3.0
 """How long a run may take to end by itself after its JVM has ended: calls to that may hang."""
 LOG_LINES_MAX = 50
@@ -117,6 +121,8 @@ class Supervisor:
         self._log: deque[str] = deque(maxlen=LOG_LINES_MAX)
         self._stop = threading.Event()
         self._is_over = threading.Event()
+        self._is_ready = threading.Event()
+        self._server: service.Service | None = None
         self._started_s = time.monotonic()
         self._runner: FlowRunner | None = None
         self._jvm = 0
@@ -132,7 +138,11 @@ class Supervisor:
     def stop(self) -> None:
         """Ask for the end, from any thread or signal handler."""
         # A signal may arrive while this thread holds the event's lock, which is not reentrant.
-        threading.Thread(target=self._stop.set, name="polybus-stop", daemon=True).start()
+        threading.Thread(target=self._stop_soon, name="polybus-stop", daemon=True).start()
+
+    def _stop_soon(self) -> None:
+        self._stop.set()
+        end_early(self._is_ready, self._is_over, self._give_up)
 
     def _say(self, event: dict[str, Any]) -> None:
         """Report an event; all but progress are in the status too, for those who look later."""
@@ -154,32 +164,53 @@ class Supervisor:
             self._is_over.set()
 
     def _run(self) -> bool:
-        with service.only_one(self._options.data):
-            for folder in table_folders(self._options.data):
+        data = self._options.data
+        with service.only_one(data):
+            for folder in table_folders(data):
                 check_format(folder)
-            if self._options.until_stopped:
-                self._await_bus()
-            self._await_old_jvm()
-            if not self._stop.is_set():
-                self._start_spark()
+            self._jvm = self._old_jvm()
+            self._server = service.Service(data, stop=self.stop, run_sql=_no_sql_yet)
+            try:
+                self._start()
+            finally:
+                self._server.stop()
         flows = self._flows()
         self._say({"event": "stopped" if self._stop.is_set() else "done", "flows": flows})
         return not self._problems and all(flow["state"] != "failed" for flow in flows)
 
-    def _start_spark(self) -> None:
-        """Run the flows in a session; the status says `starting` until there is one."""
-        self._starting(f"starting Spark on {self._options.master}: this takes some seconds")
-        with contextlib.suppress(OSError):
-            self._write_status("starting", [])
+    def _start(self) -> None:
+        """Start Spark and run the flows; the status says `starting` until there is a session."""
+        self._note_status("starting")
         try:
-            with self._options.session() as spark:
-                self._run_flows(spark)
+            if self._options.until_stopped:
+                self._await_bus()
+            self._await_old_jvm()
+            if not self._stop.is_set():
+                self._starting(f"starting Spark on {self._options.master}: this takes some seconds")
+                self._note_status("starting")
+                with self._options.session() as spark:
+                    self._run_flows(spark)
         except Exception as error:
-            if self._runner is None:
+            is_cut_short = self._stop.is_set() and not self._is_ready.is_set()
+            if self._runner is None and not is_cut_short:
                 self._problems[""] = str(error)
-                with contextlib.suppress(OSError):
-                    self._write_status("failed", [])
-            raise
+                self._note_status("failed")
+            if not is_cut_short:
+                raise
+        if self._runner is None:
+            self._note_status("stopped")
+
+    def _note_status(self, state: str) -> None:
+        with contextlib.suppress(OSError):
+            self._write_status(state, [])
+
+    def _give_up(self) -> None:
+        """What is to be done before a process ends whose start does not."""
+        self._note_status("stopped")
+        forget_session()
+        if self._server is not None:
+            self._server.stop()
+        self._say({"event": "stopped", "flows": []})
 
     def _run_flows(self, spark: Any) -> None:
         data, self._jvm = self._options.data, jvm_pid(spark)
@@ -192,7 +223,8 @@ class Supervisor:
             continuous=self._options.continuous,
             on_progress=None if consumers is None else consumers.take,
         )
-        server = service.Service(data, stop=self.stop, run_sql=sql_runner(spark, data))
+        assert self._server is not None
+        self._server.run_sql = sql_runner(spark, data)
         state = "failed"
         try:
             self._write_status("running", [])
@@ -203,13 +235,15 @@ class Supervisor:
             self._load(spark, self._options.only)
             self._await_started(runner)
             seconds = round(time.monotonic() - self._started_s, 2)
-            self._say({"event": "ready", "seconds": seconds, "flows": len(runner.progress())})
+            if not self._stop.is_set():
+                self._is_ready.set()
+                self._say({"event": "ready", "seconds": seconds, "flows": len(runner.progress())})
             while self._pause(runner):
                 self._report(spark)
             if not runner.failures and not self._problems:
                 state = "done"
         finally:
-            runner.stop()
+            runner.stop(STOP_FLOWS_S if self._is_ready.is_set() else END_FLOWS_S)
             state = "stopped" if self._stop.is_set() else state
             flows = self._flows()
             self._stats.publish(flows)
@@ -217,7 +251,7 @@ class Supervisor:
                 self._write_status(state, flows)
             if consumers is not None:
                 consumers.reporter.close()
-            server.stop()
+            self._server.stop()
 
     def _load(self, spark: Any, only: tuple[str, ...]) -> None:
         """Start the flows of the user's pipelines; those that wait for the bus are retried."""
@@ -340,15 +374,24 @@ class Supervisor:
             text = f"{data} does not exist yet; start the bus: polybus serve --data {data}"
             self._await(lambda: BusLocation(data).is_folder_here, text)
 
+    def _old_jvm(self) -> int:
+        """The JVM of a run that was killed, if it still ends; 0: there is none."""
+        last = service.read_status(self._options.data)
+        is_killed = last is not None and last.state in ("starting", "running")
+        return last.jvm if last is not None and is_killed and is_jvm(last.jvm) else 0
+
     def _await_old_jvm(self) -> None:
         """Wait for the JVM of a run that was killed: it may still write to the checkpoints."""
-        last = service.read_status(self._options.data)
-        if last is None or last.state != "running" or not last.jvm:
+        old = self._jvm
+        if not old:
             return
-        text = f"the Java process {last.jvm} of the last pipeline is still stopping"
-        self._await(lambda: not is_jvm(last.jvm), text, timeout_s=OLD_JVM_TIMEOUT_S)
-        if not self._stop.is_set() and is_jvm(last.jvm):
+        text = f"the Java process {old} of the last pipeline is still stopping"
+        self._await(lambda: not is_jvm(old), text, timeout_s=OLD_JVM_TIMEOUT_S)
+        if self._stop.is_set():
+            return
+        if is_jvm(old):
             raise UsageError("pipeline.running", f"{text}; end it and start again")
+        self._jvm = 0
 
     def _await_started(self, runner: FlowRunner) -> None:
         """Wait until no flow is starting. Flows that come after others may wait much longer."""
@@ -382,6 +425,10 @@ def _remote_consumers(spark: Any, bus: BusLocation) -> Any:
 
     data = bus.data if bus.url is None else None
     return ConsumerListener(Reporter(data=data, url=bus.url, token=bus.token))
+
+
+def _no_sql_yet(_query: str, _rows_max: int) -> tuple[Any, bool]:
+    raise PolybusError("pipeline.busy", "the pipeline is still starting Spark; try later")
 
 
 def sql_runner(spark: Any, data: Path) -> service.RunSql:

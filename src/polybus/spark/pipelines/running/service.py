@@ -128,8 +128,14 @@ def read_status(data: Path) -> PipelineStatus | None:
 
 def running(data: Path) -> PipelineStatus | None:
     """The status of the pipeline that runs on the folder now, if one does."""
+    status = present(data)
+    return None if status is None or status.state != "running" else status
+
+
+def present(data: Path) -> PipelineStatus | None:
+    """The status of the pipeline that runs or starts on the folder now, if one does."""
     status = read_status(data)
-    if status is None or status.state != "running" or not status.pid:
+    if status is None or status.state not in ("starting", "running") or not status.pid:
         return None
     return status if is_alive(status.pid) else None
 

@@ -32,7 +32,8 @@ function Never({ tables }) {
 
 function Actions({ pipeline, reload }) {
   const [asked, setAsked] = useState("");
-  const texts = { stop: "All flows end after their running batch. The bus continues.", start: "The driver starts Spark; this takes some seconds." };
+  const stop = pipeline.state === "starting" ? "Spark's start is broken off." : "All flows end after their running batch.";
+  const texts = { stop: `${stop} The bus continues.`, start: "The driver starts Spark; this takes some seconds." };
   const allowed = pipeline.actions.filter((one) => texts[one]);
   return html`<${Fragment}>
     ${allowed.map((one) => html`<button key=${one} type="button" onClick=${() => setAsked(one)}>${one === "stop" ? "Stop" : "Start"}</button>`)}

@@ -207,8 +207,9 @@ function Export({ topic, rows }) {
   const run = useAction(async (kind) => {
     // All that match from the last row on are shown, and nothing before it.
     const query = { format: kind, ...filtersOf(route.peek().params), "from-offset": rows.shown.at(count - 1).offset, stop: rows.high, limit: count };
-    await download(path`/v1/topics/${topic.name}/export`, { query }, `${topic.name.replace(/[^\w.-]/g, "_")}.${kind}`);
-    say(`Exported as ${kind}`);
+    const isCut = await download(path`/v1/topics/${topic.name}/export`, { query }, `${topic.name.replace(/[^\w.-]/g, "_")}.${kind}`);
+    if (isCut) say("The file ends at a limit of the bus, queries.rows-max or 1 GiB: it lacks messages that are shown", "bad");
+    else say(`Exported as ${kind}`);
   });
   const choose = (event) => {
     const kind = event.target.value;
