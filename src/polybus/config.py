@@ -106,7 +106,7 @@ class Limits(Settings, frozen=True):
     unfinished_uploads_max: int = 100
     """Interrupted uploads by one sender to the topics of one account, which may be continued."""
     unfinished_upload_s: float = 86_400.0
-    """How long what has arrived of such an upload is kept."""
+    """How long the bytes of such an upload are kept."""
     topic_bytes_max: int = names.TOPIC_BYTES_MAX
     """Length of a topic name in UTF-8."""
     topics_per_request_max: int = 1024
@@ -137,7 +137,7 @@ class Limits(Settings, frozen=True):
     udp_peers_max: int = 10_000
     """UDP addresses that the bus remembers."""
     udp_idle_s: float = 300.0
-    """After this time without a datagram, beyond loopback a proof, a UDP address is forgotten."""
+    """A UDP address that sends nothing for this time, or beyond loopback no proof, is forgotten."""
     detect_timeout_s: float = 10.0
     """How long after its first byte a connection may take to show its protocol."""
     login_timeout_s: float = 60.0
@@ -300,7 +300,7 @@ class Queries(Settings, frozen=True):
     """SQL and searches over HTTP, which run in processes of their own."""
 
     workers_max: int = 3
-    """Processes at a time, and so queries. They start when they are needed."""
+    """Query processes at a time; each runs one query. They start when they are needed."""
     time_s_max: float = 60.0
     """A query that takes longer is ended."""
     rows_max: int = 100_000
@@ -328,7 +328,7 @@ class LogLines(Settings, frozen=True):
     """Lines for people, or one JSON object per line: `time`, `level`, `logger`, `message`, and the
     `exception` of a failure in the program."""
     level: Literal["debug", "info", "warning", "error"] = "warning"
-    """The least important lines that are written; `--verbose` means `info`."""
+    """The lowest level that is written; `--verbose` means `info`."""
 
 
 class Pipeline(Settings, frozen=True):

@@ -22,7 +22,7 @@ GROUPS = {
     "Run": {
         "up": "Run the bus and the data pipeline.",
         "serve": "Run the bus.",
-        "status": "Show in a few lines how the bus is.",
+        "status": "Show the state of the bus in a few lines.",
         "top": "Show the bus live: topics, rates, consumers.",
         "cluster": "Run a Kafka cluster and nodes over it on this machine.",
     },
@@ -38,13 +38,13 @@ GROUPS = {
     "Data": {
         "sql": "Query topics and tables with SQL.",
         "pipeline": "Run your own pipelines on Spark.",
-        "tables": "Convert tables of an earlier version.",
+        "tables": "Manage lake tables, and topics as Delta tables.",
     },
     "Access": {
         "accounts": "Create accounts, share topics, make tokens.",
         "login": "Log in to an account, for all further commands.",
     },
-    "Keep": {
+    "Maintain": {
         "verify": "Check everything that a stopped bus has stored.",
         "backup": "Copy the data folder of a running or stopped bus.",
         "restore": "Make a data folder from a backup.",

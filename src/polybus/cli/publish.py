@@ -61,7 +61,7 @@ def publish(
     over 1 MiB is streamed over HTTP, and its position and the id of its blob are printed; if that
     is interrupted, the same command continues there, for a day. On
     queue:// the connector decides the topic: TOPIC is not sent, and there are no receipts or
-    headers. There a refusal has no reason, but is exit 1 as everywhere.
+    headers. There the bus gives no reason for a refusal; it is exit 1.
     """
     if data is not None and (file is not None or lines):
         raise click.UsageError("DATA is one message: use it without --file and --lines")

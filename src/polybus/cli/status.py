@@ -24,7 +24,7 @@ LOW_DISK_SHARE = 0.05
 @settings_options
 @json_option
 def status(config: Config, as_json: bool) -> None:
-    """Show in a few lines how the bus is: health, traffic, consumers, disk.
+    """Show the state of the bus in a few lines: health, traffic, consumers, disk.
 
     Exit 0 if the bus runs and all is well, 1 if it does not run or something is wrong.
     """

@@ -37,7 +37,7 @@ Examples:
   polybus top --once --data /var/lib/polybus
 """
 )
-@click.option("--once", is_flag=True, help="Print one picture and end.")
+@click.option("--once", is_flag=True, help="Print one snapshot and exit.")
 @settings_options
 def top(config: Config, once: bool) -> None:
     """Show the bus live: rates, health, alerts, topics, consumers, events.
