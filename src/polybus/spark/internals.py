@@ -159,13 +159,13 @@ def listen(spark: Any, listener: Any) -> None:
     """
     from pyspark.sql.streaming.listener import JStreamingQueryListener, QueryProgressEvent
 
-    class Events(JStreamingQueryListener):
+    class BriefListener(JStreamingQueryListener):
         def onQueryProgress(self, event: Any) -> None:
             found = QueryProgressEvent.fromJson(json.loads(event.json()))
             self.pylistener.onQueryProgress(found)
 
     wrapper = spark._jvm.org.apache.spark.sql.streaming.PythonStreamingQueryListenerWrapper
-    listener._jlistenerobj = wrapper(Events(listener))
+    listener._jlistenerobj = wrapper(BriefListener(listener))
     spark.streams.addListener(listener)
 
 
