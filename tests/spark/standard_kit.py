@@ -79,10 +79,10 @@ def make_decoding_raise(patched: pytest.MonkeyPatch) -> None:
 
 
 class KnownPlan:
-    """The plan of a batch with this many messages, which are small or large."""
+    """The plan of a batch with this many messages or events, which are small or large."""
 
     def __init__(self, rows: int, *, is_small: bool) -> None:
-        self._plan = PlannedRows(rows_max=rows, bytes_max=0 if is_small else None)
+        self._plan = PlannedRows(rows, rows, 0 if is_small else None)
 
     def synced(self, _: int) -> PlannedRows:
         return self._plan

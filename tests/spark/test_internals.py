@@ -237,6 +237,31 @@ def test_a_listener_gets_a_progress_in_few_calls(
     assert max(asked) < 50, f"{VERSION}: {asked} calls"
 
 
+def test_what_was_done_with_a_batch_is_done_with_the_next_one(spark: Any, tmp_path: Path) -> None:
+    plans: list[internals.ReusedPlan] = []
+    found: list[list[str]] = []
+
+    def take(frame: Any, batch_id: int) -> None:
+        if not plans:
+            made = (
+                frame.coalesce(1).where("value <> ''").selectExpr("upper(value) AS x", "x || x y")
+            )
+            plans.append(internals.ReusedPlan(frame, made))
+        done = plans[0].onto(frame)
+        assert done is not None, f"{VERSION}: the columns of a query's batches differ"
+        found.append([row.y for row in done.where("x <> 'C'").collect()])
+
+    (tmp_path / "in").mkdir()
+    stream = spark.readStream.text(str(tmp_path / "in")).writeStream.foreachBatch(take)
+    query = stream.option("checkpointLocation", str(tmp_path / "out")).start()
+    for name in ("a", "b", "c"):
+        (tmp_path / "in" / name).write_text(f"{name}\n\n")
+        query.processAllAvailable()
+    query.stop()
+    assert found == [["AA"], ["BB"], []]
+    assert plans[0].onto(spark.range(1)) is None
+
+
 def test_an_error_of_the_jvm_has_its_class(spark: Any) -> None:
     """Of classes that PySpark does not know: it has errors of its own for the others."""
     with pytest.raises(internals.java_errors(), match="ClassNotFoundException"):

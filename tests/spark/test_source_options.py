@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,14 @@ from polybus.spark.option_values import EARLIEST, LATEST, LOCATION, options_of
 from polybus.spark.source import PolybusDataSource
 from polybus.spark.source.options import COLUMNS, SourceOptions, parse
 
+LOOKED_UP = """
+import sys
+import pyspark.sql.worker.lookup_data_sources, pyspark.sql.worker.create_data_source
+import pyspark_polybus
+assert not [name for name in sys.modules if name.startswith("polybus.spark.source.")]
+print(pyspark_polybus.DefaultSource({"subscribe": "news", "columns": "offset"}).schema().names)
+assert "pyarrow" not in sys.modules
+"""
 KIND = {"batch": False, "stream": True}
 
 
@@ -209,3 +219,9 @@ def test_every_option_is_on_the_page_about_spark() -> None:
     text = page.read_text()
     names = [*LOCATION, *(one.metadata["name"] for one in options_of(SourceOptions))]
     assert [name for name in names if f"`{name}`" not in text] == []
+
+
+def test_spark_finds_the_source_and_its_columns_without_loading_arrow() -> None:
+    """Both happen one after the other in processes of their own, before the first query begins."""
+    done = subprocess.run([sys.executable, "-c", LOOKED_UP], capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("['offset']\n", 0), done.stderr

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from standard_kit import EPOCH, NOON, Pipe, Topics, frame_of, make_decoding_raise
+from topics_kit import publish
 
 from polybus.config import DeclaredTopic
 from polybus.errors import StorageError, UsageError
@@ -21,6 +22,8 @@ from polybus.lake.table import LakeTable, open_table
 from polybus.log.disk import replace_file
 from polybus.spark.checkpoint import Checkpoint
 from polybus.spark.declared_fields import schema_fields
+from polybus.spark.location import BusLocation
+from polybus.spark.pipelines.flows import FlowContext
 from polybus.spark.pipelines.standard import aside, batches
 from polybus.spark.pipelines.standard.batches import StandardBatches
 from polybus.spark.views import collect
@@ -278,6 +281,44 @@ def test_new_settings_apply_to_new_batches_and_not_to_an_unfinished_one(
     pipe.run(2, [topics.message("orders", "text no more")])
     assert pipe.rows("silver", "offset") == [(0,), (1,)]
     assert pipe.rows("quarantine", "offset") == [(2,)]
+
+
+def test_spark_analyses_the_decoding_once_until_settings_change(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, decoded = tmp_path / "data", batches._good
+    analysed: list[str] = []
+
+    def good(frame: Any) -> Any:
+        analysed.append("")
+        return decoded(frame)
+
+    monkeypatch.setattr(batches, "_good", good)
+    publish(data, "orders", [b'{"id": 0}'])
+    pipe = Pipe(spark, data)
+    checkpoint = data / "pipeline" / "checkpoint"
+    trigger = {"processingTime": "0 seconds"}
+    bus = BusLocation(data)
+    context = FlowContext(spark=spark, bus=bus, checkpoint=checkpoint, trigger=trigger)
+    query = batches.start_decode(context)
+    query.processAllAvailable()
+    for number in (1, 2):
+        publish(data, "orders", [b'{"id": %d}' % number])
+        query.processAllAvailable()
+    assert len(analysed) == 1
+    assert pipe.rows("quarantine", "offset") == []
+    pipe.configure(ORDERS)
+    publish(data, "orders", [b'{"id": "x"}', b'{"id": 4}'])
+    query.processAllAvailable()
+    query.stop()
+    assert len(analysed) == 2
+    assert pipe.rows("silver", "offset", "message_id") == [
+        (0, None),
+        (1, None),
+        (2, None),
+        (4, "4"),
+    ]
+    assert pipe.rows("quarantine", "offset") == [(3,)]
 
 
 def test_batches_for_spark_connect_are_created_on_the_server(spark: Any, tmp_path: Path) -> None:

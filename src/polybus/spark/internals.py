@@ -159,13 +159,13 @@ def listen(spark: Any, listener: Any) -> None:
     """
     from pyspark.sql.streaming.listener import JStreamingQueryListener, QueryProgressEvent
 
-    class Events(JStreamingQueryListener):
+    class BriefListener(JStreamingQueryListener):
         def onQueryProgress(self, event: Any) -> None:
             found = QueryProgressEvent.fromJson(json.loads(event.json()))
             self.pylistener.onQueryProgress(found)
 
     wrapper = spark._jvm.org.apache.spark.sql.streaming.PythonStreamingQueryListenerWrapper
-    listener._jlistenerobj = wrapper(Events(listener))
+    listener._jlistenerobj = wrapper(BriefListener(listener))
     spark.streams.addListener(listener)
 
 
@@ -384,6 +384,34 @@ def analysed_plan(frame: Any) -> PlanNode | None:
     """The plan of a DataFrame, analysed; None with Spark Connect, which has it on the server."""
     java = getattr(frame, "_jdf", None)
     return None if java is None else PlanNode(java.queryExecution().analyzed())
+
+
+class ReusedPlan:
+    """What is done with a batch of a query, to be done with its other batches.
+
+    Spark would analyse it for each batch, although they all have the same columns.
+    """
+
+    def __init__(self, frame: Any, done: Any) -> None:
+        """`done` was made of `frame` in steps that each have one input."""
+        base, node = (one._jdf.queryExecution().analyzed() for one in (frame, done))
+        self._columns = base.output()
+        self._nodes: list[Any] = []
+        while not node.equals(base):
+            self._nodes.insert(0, node)
+            (node,) = _listed(node.children())
+
+    def onto(self, frame: Any) -> Any:
+        """The same of another batch; None if its columns are not those of the first one."""
+        plan = frame._jdf.queryExecution().analyzed()
+        if not plan.output().equals(self._columns):
+            return None
+        jvm = frame.sparkSession._jvm
+        for node in self._nodes:
+            plan = node.withNewChildren(jvm.PythonUtils.toSeq([plan]))
+        plan.setAnalyzed()
+        dataset = jvm.org.apache.spark.sql.classic.Dataset
+        return type(frame)(dataset.ofRows(frame._jdf.sparkSession(), plan), frame.sparkSession)
 
 
 def check_streaming_plan(spark: Any, plan: PlanNode) -> None:

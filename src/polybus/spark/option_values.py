@@ -17,7 +17,6 @@ import msgspec
 
 from polybus import names
 from polybus.errors import UsageError
-from polybus.log.history.parquet import timestamp_us_of
 from polybus.spark.location import CLUSTER_OPTIONS
 from polybus.structs import decode
 
@@ -161,6 +160,8 @@ def timestamp_us(text: str) -> int:
     """A time: milliseconds since 1970, as in Kafka, or ISO 8601 with a time zone."""
     if re.fullmatch("[0-9]{1,15}", text.strip()):
         return int(text) * 1000
+    from polybus.log.history.parquet import timestamp_us_of  # It needs pyarrow.
+
     try:
         # Without a time zone it is a TypeError.
         return timestamp_us_of(datetime.fromisoformat(text.strip()))

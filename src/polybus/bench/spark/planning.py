@@ -141,7 +141,7 @@ def _write_history(folder: Path) -> None:
 
 
 def _commits(folder: Path, count: int) -> list[float]:
-    """Microseconds of each commit of a small batch, in a table that has so many files."""
+    """Microseconds of each commit of a small batch, in a table that has this many files."""
     rows = pa.table({"offset": range(NEW_MESSAGES), "value": [b"{}"] * NEW_MESSAGES})
     table = LakeTable(folder)
     note = table.write(rows)

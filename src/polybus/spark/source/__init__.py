@@ -1,11 +1,13 @@
-"""`format("polybus")`: the class that Spark looks up. Readers and writers are in other modules."""
+"""`format("polybus")`: the class that Spark looks up. Readers and writers are in other modules.
+
+Spark starts a process to look it up, and another to ask for its columns, before the first query can
+begin. So this module imports nothing else, and no module that the second needs imports pyarrow.
+"""
 
 from typing import Any
 
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
-
-from polybus.spark.source.options import given_columns, parse, spark_schema
 
 
 class PolybusDataSource(DataSource):
@@ -16,6 +18,8 @@ class PolybusDataSource(DataSource):
         return "polybus"
 
     def schema(self) -> StructType:
+        from polybus.spark.source.options import given_columns, spark_schema
+
         names = {name.lower() for name in self.options}
         if not names & {"subscribe", "subscribepattern"}:
             # Spark also asks for the schema of a sink, whose options have other names.
@@ -24,11 +28,13 @@ class PolybusDataSource(DataSource):
         return spark_schema(given_columns(self.options))
 
     def reader(self, schema: StructType) -> Any:
+        from polybus.spark.source.options import parse
         from polybus.spark.source.readers import batch_reader
 
         return batch_reader(parse(self.options, streaming=False))
 
     def streamReader(self, schema: StructType) -> Any:
+        from polybus.spark.source.options import parse
         from polybus.spark.source.readers import PolybusStreamReader
 
         return PolybusStreamReader(parse(self.options, streaming=True))

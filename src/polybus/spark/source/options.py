@@ -12,44 +12,38 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
 from pyspark.sql import types as T
 
 from polybus.errors import UsageError
 from polybus.spark import option_values as values
+from polybus.spark.internals import arrow_schema_of
 from polybus.spark.location import BusLocation, find_location
 from polybus.spark.option_values import EARLIEST, LATEST, OffsetChoice, conflict, invalid, option
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 _COLUMNS = {
-    "topic": (T.StringType(), pa.string()),
-    "partition": (T.IntegerType(), pa.int32()),
-    "offset": (T.LongType(), pa.int64()),
-    "timestamp": (T.TimestampType(), pa.timestamp("us", "UTC")),
-    "key": (T.BinaryType(), pa.binary()),
-    "value": (T.BinaryType(), pa.binary()),
-    "headers": (T.MapType(T.StringType(), T.BinaryType()), pa.map_(pa.string(), pa.binary())),
-    "protocol": (T.StringType(), pa.string()),
-    "sender": (T.StringType(), pa.string()),
-    "epoch": (T.LongType(), pa.int64()),
-    "value_bytes": (T.LongType(), pa.int64()),
-    "reference": (
-        T.StructType(
-            [
-                T.StructField("id", T.StringType()),
-                T.StructField("size", T.LongType()),
-                T.StructField("sha256", T.StringType()),
-                T.StructField("type", T.StringType()),
-            ]
-        ),
-        pa.struct(
-            [
-                ("id", pa.string()),
-                ("size", pa.int64()),
-                ("sha256", pa.string()),
-                ("type", pa.string()),
-            ]
-        ),
+    "topic": T.StringType(),
+    "partition": T.IntegerType(),
+    "offset": T.LongType(),
+    "timestamp": T.TimestampType(),
+    "key": T.BinaryType(),
+    "value": T.BinaryType(),
+    "headers": T.MapType(T.StringType(), T.BinaryType()),
+    "protocol": T.StringType(),
+    "sender": T.StringType(),
+    "epoch": T.LongType(),
+    "value_bytes": T.LongType(),
+    "reference": T.StructType(
+        [
+            T.StructField("id", T.StringType()),
+            T.StructField("size", T.LongType()),
+            T.StructField("sha256", T.StringType()),
+            T.StructField("type", T.StringType()),
+        ]
     ),
 }
 VALUE_BYTES = "value_bytes"
@@ -80,11 +74,11 @@ _APART = (
 
 
 def spark_schema(columns: Sequence[str] = COLUMNS) -> T.StructType:
-    return T.StructType([T.StructField(name, _COLUMNS[name][0], True) for name in columns])
+    return T.StructType([T.StructField(name, _COLUMNS[name], True) for name in columns])
 
 
-def arrow_schema(columns: Sequence[str] = COLUMNS) -> pa.Schema:
-    return pa.schema([pa.field(name, _COLUMNS[name][1], True) for name in columns])
+def arrow_schema(columns: Sequence[str] = COLUMNS) -> "pa.Schema":
+    return arrow_schema_of(spark_schema(columns))
 
 
 def _topics(text: str) -> tuple[str, ...]:

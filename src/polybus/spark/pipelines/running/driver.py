@@ -435,15 +435,19 @@ def sql_runner(spark: Any, data: Path) -> service.RunSql:
     """Runs queries on the pipeline's warm JVM, beside its flows.
 
     They have a session of their own, so that a `SET` or a view of theirs does not reach the flows.
+    The first query makes it: Spark then starts a process that looks for sources, and the flows
+    must not wait for it.
     """
-    session = another_session(spark)
+    session: Any = None
     # Views belong to the session and are created again for each query.
     one_at_a_time = threading.Lock()
 
     def run(query: str, rows_max: int) -> tuple[Any, bool]:
         from polybus.spark.views import collect
 
+        nonlocal session
         with one_at_a_time:
+            session = session or another_session(spark)
             table = collect(session, query, data, rows_max=rows_max + 1)
         return table.slice(0, rows_max), table.num_rows > rows_max
 

@@ -54,7 +54,7 @@ from polybus.log.disk import replace_file
 from polybus.spark.causes import brief_errors
 from polybus.spark.checkpoint import Checkpoint
 from polybus.spark.expectations import CheckedRows, Expectation, ExpectationCount, added
-from polybus.spark.internals import INTERPRETED, is_connect
+from polybus.spark.internals import INTERPRETED, ReusedPlan, is_connect
 from polybus.spark.pipelines.flows import FlowContext, FlowProgress, PipelineFlow
 from polybus.spark.pipelines.standard import aside, decode, gold
 from polybus.spark.pipelines.standard.aside import SetAside
@@ -118,6 +118,7 @@ class StandardBatches:
         self._typed = TypedTables(data, writer, self._figures.warn)
         self._stops = Stops(data, writer)
         self._decoded: tuple[PipelineSettings, list[str]] | None = None
+        self._analysed: dict[str, ReusedPlan] = {}
         self._expected: list[Expectation] = []
         self._counts: list[ExpectationCount] = []
         self._stage_rows = stage
@@ -144,7 +145,7 @@ class StandardBatches:
         settings = self._settings_of(batch_id)
         self._compile(frame.sparkSession, is_on=not plan.is_small)
         if plan.is_one_task:
-            frame = frame.coalesce(1)
+            frame = self._done("coalesce", frame, lambda rows: rows.coalesce(1))
         scans = 0
         if plan.messages != 0:
             scans += self._add_messages(frame, batch_id, plan, settings)
@@ -166,6 +167,17 @@ class StandardBatches:
             known = self._compiling.setdefault(name, str(spark.conf.get(name)))
             spark.conf.set(name, known if is_on else value)
         self._is_compiled = is_on
+
+    def _done(self, what: str, frame: DataFrame, do: Callable[[DataFrame], DataFrame]) -> DataFrame:
+        """What `do` makes of a batch, which Spark analyses for the first batch only."""
+        if is_connect(frame.sparkSession):
+            return do(frame)
+        known = self._analysed.get(what)
+        done = None if known is None else known.onto(frame)
+        if done is None:
+            done = do(frame)
+            self._analysed[what] = ReusedPlan(frame, done)
+        return done
 
     def make_typed(self, spark: SparkSession) -> None:
         """Make tables of topics that have rows in silver, before the first batch comes."""
@@ -204,7 +216,7 @@ class StandardBatches:
         is_new = self._decoded is None or self._decoded[0] != settings
         if is_new:
             self._prepare(frame, settings)
-        raw = frame.where(f"NOT ({OF_EVENTS})")
+        raw = self._done("messages", frame, lambda rows: rows.where(f"NOT ({OF_EVENTS})"))
         limit = settings.pipeline.value_bytes_max
         if stopped := self._stops.of_batch(batch_id):
             raw = raw.where(f"NOT {among(stopped)}")
@@ -269,6 +281,7 @@ class StandardBatches:
             if problem is None:
                 self._expected.append(one)
         self._decoded = settings, decode.columns(settings, self._expected)
+        self._analysed.pop("decode", None)
 
     def _broken(self, batch_id: int) -> dict[str, str]:
         """The topics of a batch that break what must hold, unless it is in silver already."""
@@ -294,9 +307,12 @@ class StandardBatches:
         data, writer = self._arguments[:2]
 
         def stage_good(part: DataFrame) -> list[FileNote]:
+            if not self._expected:
+                rows = self._done("decode", part, lambda one: _good(self._decode(one)))
+                return self._stage_rows(rows, self._silver, (), json=("payload",))
             checked = CheckedRows(self._decode(part), self._expected)
-            decoded = checked.rows.where("reason IS NULL").selectExpr(*decode.SILVER)
-            notes = self._stage_rows(decoded, self._silver, (), json=("payload",))
+            rows = _good(checked.rows)
+            notes = self._stage_rows(rows, self._silver, (), json=("payload",))
             added(self._counts, checked.counts())
             return notes
 
@@ -345,6 +361,10 @@ class StandardBatches:
         facts = read_facts(self._quarantine, notes, "bytes")
         commit_staged(self._quarantine, notes, writer=self._arguments[1], batch_id=batch_id)
         return gold.facts_of(facts, quarantined=True)
+
+
+def _good(decoded: DataFrame) -> DataFrame:
+    return decoded.where("reason IS NULL").selectExpr(*decode.SILVER)
 
 
 def _stored_settings(data: Path) -> PipelineSettings | None:

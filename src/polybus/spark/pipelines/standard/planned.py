@@ -4,7 +4,7 @@ The plan of the batch is in the query's checkpoint. The index of the journal has
 commit; all commits with messages of the batch are together at least as large as these messages.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from polybus.errors import PolybusError
@@ -23,19 +23,21 @@ _TOPICS_MAX = 50
 
 @dataclass(frozen=True)
 class PlannedRows:
-    """The messages and events in a batch; None if the checkpoint does not say it.
+    """How many messages and events a batch has at most, and how large they are together at most.
 
-    `rows_max` and `bytes_max` are how much it has at most; None if that is unknown, too.
+    None if that is unknown. In the first batch, and if a topic is new or recreated, the plan may
+    count messages that the log does not have any more.
     """
 
     messages: int | None = None
     events: int | None = None
-    rows_max: int | None = None
     bytes_max: int | None = None
 
     @property
     def is_one_task(self) -> bool:
-        return self.rows_max is not None and self.rows_max < SMALL_ROWS
+        if self.messages is None or self.events is None:
+            return False
+        return self.messages + self.events < SMALL_ROWS
 
     @property
     def is_small(self) -> bool:
@@ -58,29 +60,27 @@ class BatchPlans:
         return self.of(batch_id)
 
     def of(self, batch_id: int) -> PlannedRows:
-        """The rows of a batch; not exact for the first one, and if a topic is new or recreated."""
+        """What a batch has. Where it begins is known as the source knows it (readers.py)."""
         assert self._checkpoint is not None
         start = self._checkpoint.planned_end(batch_id - 1)
         end = self._checkpoint.planned_end(batch_id)
         if end is None:
             return PlannedRows()
         known = {} if start is None else start.topics
-        ranges, is_exact = {}, start is not None
+        ranges = {}
         for topic, position in end.topics.items():
             before = known.get(topic)
-            if before is None or before.epoch != position.epoch or before.offset > position.offset:
-                is_exact, first = False, 0
-            else:
+            if position.begin is not None:
+                first = position.begin
+            elif before is not None and before.epoch == position.epoch:
                 first = before.offset
-            first = first if position.begin is None else position.begin
+            else:
+                first = 0
             if first < position.offset:
                 ranges[topic] = (first, position.offset)
         rows = {topic: stop - first for topic, (first, stop) in ranges.items()}
         events = sum(count for topic, count in rows.items() if is_events(topic))
-        found = PlannedRows(rows_max=sum(rows.values()), bytes_max=self._bytes_max(ranges))
-        if not is_exact:
-            return found
-        return replace(found, messages=sum(rows.values()) - events, events=events)
+        return PlannedRows(sum(rows.values()) - events, events, self._bytes_max(ranges))
 
     def _bytes_max(self, ranges: dict[str, tuple[int, int]]) -> int | None:
         if len(ranges) > _TOPICS_MAX:
