@@ -11,7 +11,7 @@ import pytest
 
 from polybus.torture.bus.child import TOPICS, BusChild
 from polybus.torture.load import upkeep
-from polybus.torture.load.ledger import INLINE_BYTES_MAX, parse_value
+from polybus.torture.load.ledger import INLINE_BYTES_MAX, MessageLedger, parse_value
 from polybus.torture.load.load import LOADED, SCHEMES, Load
 from polybus.torture.report import Findings
 
@@ -72,3 +72,27 @@ async def test_every_protocol_stores_messages_small_and_large(
     finally:
         child.kill()
     assert findings.texts == []
+
+
+@pytest.mark.parametrize(
+    ("stored", "broken"), [([0, 1], {}), ([1], {}), ([2], {}), ([], {"lost": 1})]
+)
+async def test_retention_may_leave_any_end_of_a_topic_but_not_nothing(
+    stored: list[int], broken: dict[str, int]
+) -> None:
+    """The last message had no receipt yet when its bus was killed."""
+    messages = MessageLedger()
+    values = messages.take(upkeep.EXPIRING, upkeep.WRITER, 3)
+    messages.receipt(upkeep.EXPIRING, values[:2], 1)
+
+    class Stored:
+        async def ask(self, *_: object) -> dict[str, int]:
+            return {"start": min(stored, default=3)}
+
+        async def messages(self, *_: object) -> tuple[int, list[tuple[int, str]]]:
+            return 3, [(offset, values[offset]) for offset in stored]
+
+    findings = Findings()
+    child: Any = Stored()
+    await upkeep.UpkeepLoad(child, random.Random(1), findings, messages, asyncio.Event()).check()
+    assert findings.broken == broken
