@@ -165,7 +165,7 @@ def _counting(frame: RecordFrame, count: int) -> RecordFrame:
     # The first message again, if there are to be more.
     data += record[: len(record) // 2] * (count - 2)
     data[CHECKED_FROM - 4 : CHECKED_FROM] = calc_crc32c(data[CHECKED_FROM:]).to_bytes(4)
-    return RecordFrame(bytes(data), HEADER.unpack_from(data))
+    return RecordFrame(memoryview(data), HEADER.unpack_from(data))
 
 
 def test_a_topic_that_another_program_deleted_is_named(

@@ -14,8 +14,9 @@ from aiokafka import codec
 from aiokafka.record.util import calc_crc32c
 
 from polybus import scan
-from polybus.batch import Batch
+from polybus.batch import Batch, Buffer
 from polybus.errors import StorageError
+from polybus.log.kafka import lz4_frame
 from polybus.scan.records_py import varint
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
@@ -33,10 +34,9 @@ CONTROL = 0b100000
 DECOMPRESS = {
     1: codec.gzip_decode,
     2: codec.snappy_decode,
-    LZ4: codec.lz4_decode,
+    LZ4: lz4_frame.decompress,
     4: codec.zstd_decode,
 }
-LZ4_LEVEL = 1
 COMPRESSED_BYTES_MIN = 512
 """Fewer bytes are sent as they are."""
 
@@ -60,12 +60,13 @@ def encode_batch(
     times = [batch.timestamp_us // 1000 for batch in batches]
     base_ms, max_ms = min(times), max(times)
     count = sum(map(len, batches))
-    records: bytes | bytearray = scan.encode_records(batches, base_ms)
+    records = scan.encode_records(batches, base_ms)
+    pieces: list[Buffer] = [records]
     attributes = TRANSACTIONAL if is_transactional else 0
     if len(records) >= COMPRESSED_BYTES_MIN:
-        records = codec.lz4_encode(bytes(records), level=LZ4_LEVEL)
+        pieces = lz4_frame.compress(records)
         attributes |= LZ4
-    return _framed(records, (attributes, count - 1, base_ms, max_ms), producer)
+    return _framed(pieces, (attributes, count - 1, base_ms, max_ms), producer)
 
 
 def encode_tombstones(keys: Sequence[bytes], time_ms: int) -> bytes:
@@ -75,27 +76,27 @@ def encode_tombstones(keys: Sequence[bytes], time_ms: int) -> bytes:
         # Attributes, time, offset, key, no value, no headers.
         body = b"\0\0" + varint(number) + varint(len(key)) + key + varint(-1) + b"\0"
         records += varint(len(body)) + body
-    return _framed(records, (0, len(keys) - 1, time_ms, time_ms), NOBODY)
+    return _framed([records], (0, len(keys) - 1, time_ms, time_ms), NOBODY)
 
 
 def _framed(
-    records: bytes | bytearray, about: tuple[int, int, int, int], producer: ProducerState
+    records: Sequence[Buffer], about: tuple[int, int, int, int], producer: ProducerState
 ) -> bytes:
     """Records behind their header; `about` has attributes, last delta, first and last time."""
-    size = HEADER.size + len(records)
+    size = HEADER.size + sum(map(len, records))
     sent_by = (producer.producer_id, producer.producer_epoch, producer.sequence)
     begin = (0, size - LENGTH_END, NO_LEADER_EPOCH, MAGIC, 0)
-    head = bytearray(HEADER.pack(*begin, *about, *sent_by, about[1] + 1))
-    whole = bytes(head[CHECKED_FROM:]) + records
-    struct.pack_into(">I", head, CHECKED_FROM - 4, calc_crc32c(whole))
-    return bytes(head[:CHECKED_FROM]) + whole
+    head = HEADER.pack(*begin, *about, *sent_by, about[1] + 1)
+    checked = b"".join([head[CHECKED_FROM:], *records])
+    checksum = struct.pack(">I", calc_crc32c(checked))
+    return b"".join([head[: CHECKED_FROM - len(checksum)], checksum, checked])
 
 
 @dataclass(frozen=True, slots=True)
 class RecordFrame:
     """A RecordBatch as it is stored; `fields` is its header, which may be damaged."""
 
-    data: bytes
+    data: memoryview
     fields: tuple[int, ...]
 
     @property
@@ -126,13 +127,13 @@ class Fetched:
 
 def frames(data: bytes) -> Iterator[RecordFrame]:
     """The whole RecordBatches in the bytes of a fetch; the last one may be cut off."""
-    at = 0
+    at, whole = 0, memoryview(data)
     while len(data) - at >= HEADER.size:
         fields = HEADER.unpack_from(data, at)
         end = at + LENGTH_END + fields[1]
         if not at + HEADER.size <= end <= len(data):
             return
-        yield RecordFrame(data[at:end], fields)
+        yield RecordFrame(whole[at:end], fields)
         at = end
 
 
@@ -153,8 +154,7 @@ def decode_frame(topic: str, frame: RecordFrame) -> Fetched:
     if magic != MAGIC:
         text = f"topic {topic!r}, offset {base_offset}: Kafka message format {magic} is not 2"
         raise StorageError("log.damaged", text)
-    whole = memoryview(frame.data)
-    if calc_crc32c(whole[CHECKED_FROM:]) != checksum:
+    if calc_crc32c(frame.data[CHECKED_FROM:]) != checksum:
         raise _damaged(topic, base_offset, "its checksum is wrong")
     is_marker = bool(attributes & CONTROL)
     found: list[Batch] = []
@@ -167,11 +167,14 @@ def decode_frame(topic: str, frame: RecordFrame) -> Fetched:
     return Fetched(found, frame.next_offset, producer_id, is_transactional, is_marker)
 
 
-def _messages(topic: str, records: bytes, fields: tuple[int, ...]) -> list[Batch]:
+def _messages(topic: str, records: Buffer, fields: tuple[int, ...]) -> list[Batch]:
     base_offset, attributes, base_ms, count = fields[0], fields[5], fields[7], fields[12]
     try:
         if attributes & CODEC_MASK:
-            records = bytes(DECOMPRESS[attributes & CODEC_MASK](records))
+            records = DECOMPRESS[attributes & CODEC_MASK](records)
+        else:
+            # Not what surrounds them, too: the messages keep it.
+            records = bytes(records)
         return scan.decode_records(topic, records, count, base_offset, base_ms)
     except Exception as error:
         # Each compression has errors of its own kind.

@@ -1,0 +1,84 @@
+"""LZ4 frames, faster than with a general compressor: large blocks, and the size is known ahead.
+
+The frames are those of the LZ4 specification, with independent blocks, no checksum of the content
+(a RecordBatch has one) and the content's size in the header. Every Kafka program reads them. A
+frame of another program, which may lack the size or use another kind of blocks, is left to the
+general decompressor.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import cramjam
+import xxhash
+from aiokafka import codec
+
+from polybus.batch import Buffer
+
+MAGIC = 0x184D2204
+VERSION = 0x40
+INDEPENDENT, BLOCK_SUMS, SIZED, CONTENT_SUM, DICTIONARY = 0x20, 0x10, 0x08, 0x04, 0x01
+FLAGS = VERSION | INDEPENDENT | SIZED
+BLOCK_KIND = 0x70
+"""The largest kind of blocks: of 4 MiB."""
+BLOCK_BYTES = 4 << 20
+PLAIN = 0x80000000
+"""Marks the size of a block that is not compressed."""
+HEADER = struct.Struct("<IBBQ")
+BEGIN = HEADER.size + 1
+"""Behind the header and its checksum."""
+SIZE = struct.Struct("<I")
+END = SIZE.pack(0)
+RATIO_MAX = 255
+"""No LZ4 block has more bytes of content for each of its own."""
+MALFORMED = "the LZ4 frame is malformed"
+
+
+def compress(data: Buffer) -> list[Buffer]:
+    """A frame with the data, in pieces."""
+    view = memoryview(data)
+    head = HEADER.pack(MAGIC, FLAGS, BLOCK_KIND, len(view))
+    pieces: list[Buffer] = [head, bytes([_sum_of(head)])]
+    for at in range(0, len(view), BLOCK_BYTES):
+        plain = view[at : at + BLOCK_BYTES]
+        block = memoryview(cramjam.lz4.compress_block(plain, store_size=False))
+        if len(block) < len(plain):
+            pieces += [SIZE.pack(len(block)), block]
+        else:
+            pieces += [SIZE.pack(len(plain) | PLAIN), plain]
+    pieces.append(END)
+    return pieces
+
+
+def _sum_of(head: Buffer) -> int:
+    return xxhash.xxh32_intdigest(bytes(head[SIZE.size :])) >> 8 & 0xFF
+
+
+def decompress(data: Buffer) -> Buffer:
+    """The content of a frame. Raises ValueError, or an error of the decompressor's."""
+    view = memoryview(data)
+    magic, flags, kind, size = HEADER.unpack_from(view) if len(view) >= BEGIN else (0, 0, 0, 0)
+    if (magic, flags, kind) != (MAGIC, FLAGS, BLOCK_KIND):
+        found: bytes = codec.lz4_decode(data)
+        return found
+    if view[HEADER.size] != _sum_of(view[: HEADER.size]) or size > RATIO_MAX * len(view):
+        raise ValueError(MALFORMED)
+    out = bytearray(size)
+    target, at, done = memoryview(out), BEGIN, 0
+    while at + SIZE.size <= len(view):
+        (length,) = SIZE.unpack_from(view, at)
+        at += SIZE.size
+        if length == 0:
+            break
+        block = view[at : at + (length & ~PLAIN)]
+        at += len(block)
+        if length & PLAIN:
+            target[done : done + len(block)] = block
+            done += len(block)
+        else:
+            room = min(BLOCK_BYTES, size - done)
+            done += cramjam.lz4.decompress_block_into(block, target[done:], output_len=room)
+    if done != size:
+        raise ValueError(MALFORMED)
+    return out
