@@ -15,7 +15,13 @@ import msgspec
 from polybus import config
 from polybus.cli.common import allocator
 from polybus.config import Limits
-from polybus.edges.tcp.pump import GATHER_S, READ_S_MAX, SHARED_READ_BYTES, SMALL_MESSAGES_MAX
+from polybus.edges.tcp.pump import (
+    BESIDE_SINGLE_BYTES,
+    GATHER_S,
+    READ_S_MAX,
+    SHARED_READ_BYTES,
+    SMALL_MESSAGES_MAX,
+)
 from polybus.error_codes import CODES
 from polybus.log.columns import SCHEMA
 from polybus.services.memory import CATCH_UPS_AT_ONCE_MAX
@@ -145,6 +151,7 @@ def test_the_numbers_of_the_pump_are_those_of_the_code() -> None:
     text = " ".join(ARCHITECTURE.split())
     assert f"busy for more than {READ_S_MAX * 1000:g} ms" in text
     assert f"at most {SHARED_READ_BYTES >> 10} KiB" in text
+    assert f"at most {BESIDE_SINGLE_BYTES >> 10} KiB while one of them sends single" in text
     rate = f"{SMALL_MESSAGES_MAX / GATHER_S:,.0f} single writes per second"
     assert rate in text
     assert f"once every {GATHER_S * 1000:g} ms" in text

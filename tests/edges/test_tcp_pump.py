@@ -108,6 +108,40 @@ async def test_small_reads_of_a_turn_are_handled_before_large_ones() -> None:
         assert values[2:] == [b"large"] * 2000
 
 
+async def test_reads_beside_a_peer_of_single_messages_are_smaller_than_beside_other_floods(
+    pump: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A single message waits for little of a flood; floods beside each other are read faster."""
+    # However slow the machine is, these peers send at the same time.
+    monkeypatch.setattr(pump, "SHARED_S", 60.0)
+    large = frame("news", b"x" * 1000) * 150
+    async with run_bus("news", durability="memory") as node, peers(node, 2) as found:
+        read: list[int] = []
+        append_all = node.bus.log.append_all
+
+        def noted(batches: Any, **options: Any) -> int:
+            flood = name_of(sockets_of(found)[0])
+            read.append(sum(batch.value_bytes for batch in batches if batch.sender == flood))
+            return append_all(batches, **options)
+
+        monkeypatch.setattr(node.bus.log, "append_all", noted)
+        # Too few small reads: each may have been the end of a larger write.
+        for number in range(2):
+            await found[1].send(frame(f"news?receipt={number}", b""))
+            await found[1].read_frame()
+        send_together(node, found, [large, large])
+        await stored(node, "news", 304)
+        assert pump.BESIDE_SINGLE_BYTES < max(read) <= pump.SHARED_READ_BYTES
+        for number in range(4):
+            await found[1].send(frame(f"news?receipt={number}", b""))
+            await found[1].read_frame()
+        read.clear()
+        send_together(node, found, [large, frame("news", b"")])
+        await stored(node, "news", 459)
+        assert 0 < max(read) <= pump.BESIDE_SINGLE_BYTES + len(frame("news", b"x" * 1000))
+        assert sum(read) == 150 * 1000
+
+
 @contextlib.asynccontextmanager
 async def flooding(node: Node, found: list[ScriptedPeer]) -> AsyncIterator[None]:
     """The first peer writes single messages as fast as it can, and is gathered."""

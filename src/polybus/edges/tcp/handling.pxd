@@ -9,6 +9,7 @@ from polybus.scan.batch cimport Batch
 @cython.final
 cdef class ReadHandler:
     cdef public Py_ssize_t small_messages
+    cdef public bint single_came
     cdef object _bus
     cdef Outboxes _outboxes
     cdef object _lane_of

@@ -38,6 +38,8 @@ logger = logging.getLogger("polybus.tcp")
 
 SMALL_READ_BYTES = 4 << 10
 """Messages of reads below this size are counted: their peers write single messages."""
+SMALL_READS_MIN = 3
+"""A peer of this many small reads in a row writes single messages: one may end a larger write."""
 
 
 PlainRead = tuple["SocketTransport", "PlainCodec[Any]", "list[Batch]", int, int]
@@ -84,13 +86,23 @@ class JointPublisher:
 class ReadHandler:
     """Handles the reads of a pump; see the module docstring."""
 
-    __slots__ = ("_bus", "_lane_account", "_lane_boxes", "_lane_of", "_outboxes", "small_messages")
+    __slots__ = (
+        "_bus",
+        "_lane_account",
+        "_lane_boxes",
+        "_lane_of",
+        "_outboxes",
+        "single_came",
+        "small_messages",
+    )
 
     def __init__(self, bus: Bus, outboxes: Outboxes) -> None:
         self._bus = bus
         self._outboxes = outboxes
-        # The messages of small reads since the pump has set this to 0.
+        # The messages of small reads since the pump has set this to 0, and whether a peer that
+        # writes single messages has sent one since it has set this to False.
         self.small_messages = 0
+        self.single_came = False
         # The subscribers of the last batches, whose names these had, and their outboxes.
         self._lane_of: object = None
         self._lane_account = ""
@@ -163,6 +175,12 @@ class ReadHandler:
             return stop, []
         if transport.is_gathering or stop - start < SMALL_READ_BYTES:
             self.small_messages += sum([len(batch) for batch in batches])
+        if stop - start >= SMALL_READ_BYTES:
+            transport.small_reads = 0
+        elif batches and transport.small_reads < SMALL_READS_MIN:
+            transport.small_reads += 1
+        elif batches:
+            self.single_came = True
         return end, batches
 
     def _publish(self, run: list[PlainRead], data: Buffer) -> None:

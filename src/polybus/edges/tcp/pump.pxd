@@ -22,11 +22,12 @@ cdef class Pump:
     cdef list _gathering
     cdef SocketTransport _last_reader
     cdef double _shared_until_s
-    cdef bint _is_shared
+    cdef Py_ssize_t _shared_bytes
+    cdef double _single_until_s
     cdef long long _tick
     cdef double _tick_end_s
 
-    @cython.locals(count=int, began_s=double)
+    @cython.locals(count=int, began_s=double, are_single=bint)
     cpdef turn(self)
     @cython.locals(index=int, transport=SocketTransport, events=uint32_t, got=Py_ssize_t, others=list)
     cdef _pass(self, int count)

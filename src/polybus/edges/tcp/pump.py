@@ -11,9 +11,10 @@ event loop watches. When it is ready, the pump takes a turn:
     4. again, while sockets are ready, for at most TURN_S_MAX
 
 Nothing here waits. A socket that is always ready is read once a pass, like every other, so a flood
-delays another peer by one read of it. That is at most SHARED_READ_BYTES while several peers send. A
-peer that sends alone is read in larger pieces, which is faster, as long as each takes less than
-READ_S_MAX to handle.
+delays another peer by one read of it. That is at most SHARED_READ_BYTES while several peers send,
+and BESIDE_SINGLE_BYTES while one of them sends single messages: if all send much at once, larger
+reads are faster, and nobody waits for a single message. A peer that sends alone is read in pieces
+that are larger still, as long as each takes less than READ_S_MAX to handle.
 
 Peers that write single messages as fast as they can make the pump read them one by one, and each
 write wakes it: that costs both sides more than the message. So when more than SMALL_MESSAGES_MAX
@@ -59,6 +60,7 @@ TURN_S_MAX = 200e-6
 """How long the pump continues before the loop's other work."""
 READ_BYTES_LEAST = 8 << 10
 SHARED_READ_BYTES = 64 << 10
+BESIDE_SINGLE_BYTES = 16 << 10
 SHARED_S = 0.01
 """How long a peer's last message counts as sending."""
 READ_S_MAX = 0.025
@@ -84,12 +86,13 @@ class Pump:
         "_sockets",
         "_gathering",
         "_handler",
-        "_is_shared",
         "_last_reader",
         "_memory",
         "_outboxes",
         "_pieces",
+        "_shared_bytes",
         "_shared_until_s",
+        "_single_until_s",
         "_tick",
         "_tick_end_s",
         "_used",
@@ -117,7 +120,9 @@ class Pump:
         self._gathering: list[SocketTransport] = []
         self._last_reader: SocketTransport | None = None
         self._shared_until_s = 0.0
-        self._is_shared = False
+        # How much is read at once from each of several peers that send; 0 while only one does.
+        self._shared_bytes = 0
+        self._single_until_s = 0.0
         self._tick = 0
         self._tick_end_s = 0.0
         loop.add_reader(self.readiness.fileno(), self.turn)
@@ -146,7 +151,13 @@ class Pump:
         began_s = perf_counter()
         if began_s >= self._tick_end_s:
             self._next_tick(began_s)
-        self._is_shared = began_s < self._shared_until_s
+        if self._handler.single_came:
+            self._handler.single_came = False
+            self._single_until_s = began_s + SHARED_S
+        self._shared_bytes = 0
+        if began_s < self._shared_until_s:
+            are_single = began_s < self._single_until_s
+            self._shared_bytes = BESIDE_SINGLE_BYTES if are_single else SHARED_READ_BYTES
         outboxes = self._outboxes
         outboxes.in_turn = True
         try:
@@ -208,9 +219,9 @@ class Pump:
             view[start : start + len(carry)] = carry
             start += len(carry)
         size = transport.read_bytes
-        if self._is_shared and transport.connection.unfinished_bytes < CARRY_BYTES_MAX:
+        if self._shared_bytes and transport.connection.unfinished_bytes < CARRY_BYTES_MAX:
             # In the middle of a large message there is nothing to handle yet.
-            size = SHARED_READ_BYTES
+            size = SHARED_READ_BYTES if transport.is_gathering else self._shared_bytes
         got = receive(transport.fd, view, start, min(start + size, len(view)))
         if got > 0:
             if carry:

@@ -32,6 +32,7 @@ cdef class SocketTransport:
     cdef public long long tick
     cdef public bint is_gathering
     cdef public int gathers
+    cdef public int small_reads
     cdef bint _is_reading
     cdef bint _has_ended
     cdef bint _ends_output

@@ -88,7 +88,7 @@ class SocketTransport:
         taker: takes reads that it understands before the connection does.
         read_bytes: how much the pump reads at once.
         watched: what the epoll watches for.
-        is_gathering, gathers, tick: the pump's, for peers that write single messages.
+        is_gathering, gathers, small_reads, tick: the pump's, for peers that write single messages.
     """
 
     __slots__ = (
@@ -108,6 +108,7 @@ class SocketTransport:
         "access",
         "plain",
         "read_bytes",
+        "small_reads",
         "socket",
         "taker",
         "tick",
@@ -141,6 +142,7 @@ class SocketTransport:
         self.tick = 0
         self.is_gathering = False
         self.gathers = 0
+        self.small_reads = 0
         self._is_reading = True
         self._has_ended = False
         self._ends_output = False
