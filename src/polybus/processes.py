@@ -60,6 +60,12 @@ def remove_scratch(folder: Path) -> None:
         os.close(descriptor)
 
 
+def remove_every_scratch() -> None:
+    """Remove all that this process has made, before an end that runs nothing else."""
+    for folder in [*_held]:
+        remove_scratch(folder)
+
+
 @contextlib.contextmanager
 def scratch_folder(kind: str) -> Iterator[Path]:
     """A folder for temporary files, removed at the end of the block."""

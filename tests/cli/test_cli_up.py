@@ -206,7 +206,7 @@ def test_a_pipeline_that_was_stopped_stays_so_until_it_is_started(tmp_path: Path
     options = ("--master", "local[1]", "--pipelines", str(mine))
     with running_up(tmp_path, *options, behaviour={"socket": True}) as up:
         up.until_said(r"pipeline: ready after")
-        up.until(lambda: ask(up, "")["actions"] == ["stop"])
+        up.until(lambda: ask(up, "")["state"] == "running")
         data = ("--data", str(up.data))
         backup = ("backup", str(tmp_path / "copy"), *data)
         assert b"pipeline.running" in polybus(*backup).stderr
@@ -223,7 +223,7 @@ def test_a_pipeline_that_was_stopped_stays_so_until_it_is_started(tmp_path: Path
         actions = [("/start", None, again), ("/refresh", {"table": "shop.sums"}, once)]
         for number, (action, body, given) in enumerate(actions, 2):
             ask(up, action, body)
-            up.until(lambda: ask(up, "")["actions"] == ["stop"])
+            up.until(lambda: ask(up, "")["state"] == "running")
             assert up.notes[-1].endswith(given)
             # The figures are those of the driver that runs, whoever started it.
             up.until_said(rf"flows 1/1 running, lag {number} ")

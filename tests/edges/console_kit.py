@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -52,7 +53,11 @@ def axe_source() -> str:
                 pytest.fail(text)
             pytest.skip(text)
         install = ["npm", "ci", "--ignore-scripts", "--no-fund", "--no-audit"]
-        subprocess.run(install, cwd=VENDOR, check=True, capture_output=True)
+        # Two workers that install at once break each other's installation.
+        with open(VENDOR / "package-lock.json") as locked:
+            fcntl.flock(locked, fcntl.LOCK_EX)
+            if not found.exists():
+                subprocess.run(install, cwd=VENDOR, check=True, capture_output=True)
     return found.read_text()
 
 

@@ -126,6 +126,23 @@ async def test_the_graph_leads_from_producers_to_consumers() -> None:
         assert key not in str(graph)
 
 
+async def test_a_consumer_of_several_topics_reads_of_each_as_much_as_arrives() -> None:
+    async with http_bus("busy", "quiet") as http:
+        await http.publish("busy", b"1", b"2", b"3")
+        await http.publish("quiet", b"1")
+        bounds = http.node.bus.log.bounds
+        at = {one: {"epoch": bounds(one).epoch, "offset": 1} for one in ("busy", "quiet")}
+        await http.client.put("/v1/consumers/etl", json={"positions": at, "rows-per-s": 8})
+        http.node.http.figures.sample()
+        graph = (await http.client.get("/v1/graph")).json()
+
+        edges = [one for one in graph["edges"] if one["to"] == "flow:etl"]
+        assert [(one["from"], one["messages-per-s"], one["sampled"]) for one in edges] == [
+            ("topic:busy", 6.0, True),
+            ("topic:quiet", 2.0, True),
+        ]
+
+
 async def test_sessions_beyond_the_limit_of_the_graph_are_one_node(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -120,7 +120,7 @@ def test_the_commands_of_the_page_work_in_its_order(
     # The tests' session, which the commands must not end.
     session = contextlib.nullcontext(spark)
     monkeypatch.setattr(driver, "open_session", lambda data, **options: session)
-    monkeypatch.setattr(driver, "end_early", lambda *about: None)
+    monkeypatch.setattr(driver, "end_early", lambda *about, **more: None)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "polybus-data").symlink_to(bus.data)
     (block,) = run_by("spark/test_cli_pipeline.py", "docs/howto/pipelines.md")

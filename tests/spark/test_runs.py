@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,10 @@ def test_a_batch_runs_from_its_plan_to_its_commit(tmp_path: Path) -> None:
     runs.note([busy, failed], "now")
     assert "running_batch" not in idle and "running_batch" not in failed
     assert busy["running_batch"] == 1 and busy["running_s"] >= 0
+    # It begins again with a run, whenever an earlier one has planned it.
+    os.utime(folder / "offsets" / "1", (0, 0))
+    runs.note([busy], "now")
+    assert busy["running_s"] < 60
     (folder / "commits" / "1").touch()
     runs.note([idle], "now")
     assert "running_batch" not in idle

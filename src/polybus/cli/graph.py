@@ -34,7 +34,7 @@ Examples:
 def graph(config: Config, svg: str | None, as_json: bool) -> None:
     """Draw how messages flow: senders, topics, readers, flows and tables, with rates.
 
-    Rates are of the last seconds. A bus must run on the data folder.
+    Rates are of the last seconds; ≈ marks an estimate. A bus must run on the data folder.
     """
     run = admin.running(existing_data(config))
     if run is None:
@@ -81,7 +81,8 @@ def _label(node: DrawnNode) -> str:
 
 
 def _rate(edge: DrawnEdge) -> str:
-    return f"{count(edge.get('messages-per-s') or 0)}/s"
+    about = "≈ " if edge.get("sampled") else ""
+    return f"{about}{count(edge.get('messages-per-s') or 0)}/s"
 
 
 def drawing(nodes: Sequence[DrawnNode], edges: Sequence[DrawnEdge]) -> str:

@@ -84,6 +84,10 @@ def _disk(data: Path) -> dict[str, Any]:
     return {"disk-used": used, "disk-free": disk.free, "disk-total": disk.total}
 
 
+def _plural(number: int, what: str) -> str:
+    return f"{count(number)} {what}{'' if number == 1 else 's'}"
+
+
 def _lines(found: dict[str, Any]) -> list[str]:
     disk = f"{found['data']}, {size(found['disk-used'])} used, {size(found['disk-free'])} free"
     lines = [f"data: {disk}"]
@@ -95,8 +99,8 @@ def _lines(found: dict[str, Any]) -> list[str]:
             f"topics: {count(found['topics'])}, {count(found['messages-held'])} messages held",
             f"since the start: {count(found['messages-in'])} messages in, "
             f"{count(found['messages-out'])} out",
-            f"readers: {count(found['subscribers'])} subscriptions, "
-            f"{count(found['consumers'])} consumers, largest lag {count(found['lag'])}",
+            f"readers: {_plural(found['subscribers'], 'subscription')}, "
+            f"{_plural(found['consumers'], 'consumer')}, largest lag {count(found['lag'])}",
             *lines,
         ]
     problems = [f"problem: {text}" for text in found["problems"]]

@@ -116,7 +116,8 @@ def _protocols(series: dict[str, float]) -> Text:
 
 
 def _state(series: dict[str, float]) -> Text:
-    parts = [f"{count(series.get(name, 0))} {name}" for name in ("connections", "sessions")]
+    numbers = {name: series.get(f"{name}s", 0) for name in ("connection", "session")}
+    parts = [f"{count(many)} {name}{'' if many == 1 else 's'}" for name, many in numbers.items()]
     parts.append(f"outboxes {size(series.get('outbox-bytes', 0))}")
     parts.append(f"memory {size(series.get('memory-bytes', 0))}")
     parts.append(f"cpu {100 * series.get('cpu', 0):.0f} %")

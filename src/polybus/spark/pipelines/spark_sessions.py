@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from polybus.processes import remove_scratch
 from polybus.spark import internals
 from polybus.spark.session import connect
 
@@ -47,14 +46,6 @@ def end_java() -> None:
 
     for jvm in jvms():
         jvm.kill()
-
-
-def forget_session() -> None:
-    """Remove the temporary files of the session, for a process that ends without it."""
-    from polybus.spark.session import jvms
-
-    for jvm in jvms():
-        remove_scratch(jvm.scratch)
 
 
 def another_session(spark: Any) -> Any:

@@ -203,6 +203,7 @@ class Jvm:
         """End the JVM, not this process, at once and from any thread."""
         self._is_ending.set()
         self.process.kill()
+        self.process.wait()
 
     def _leave(self) -> None:
         """Before the end of this process, let `_end_with_it` say if the JVM is the reason.

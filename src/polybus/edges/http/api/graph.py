@@ -99,8 +99,7 @@ async def draw(viewer: Viewer) -> Graph:
     _draw_producers(viewer, drawing, set(topics))
     sessions = _sessions_of(viewer)
     for topic in topics:
-        rate = state.figures.of_topic(topic)
-        rate_in = 0.0 if rate is None else rate.rates[0]
+        rate_in = _rate_in(viewer, topic)
         source = f"topic:{viewer.access.shown(topic)}"
         if viewer.sees_bus:
             counts = Counter(one.protocol for one in state.bus.topic(topic).subscribers)
@@ -114,6 +113,11 @@ async def draw(viewer: Viewer) -> Graph:
     _draw_flows(drawing, flows, tables)
     now = iso_time(state.context.clock_us())
     return Graph(now, list(drawing.nodes.values()), drawing.edges, truncated)
+
+
+def _rate_in(viewer: Viewer, topic: str) -> float:
+    rate = viewer.state.figures.of_topic(topic)
+    return 0.0 if rate is None else rate.rates[0]
 
 
 def _topics(viewer: Viewer) -> tuple[list[str], bool]:
@@ -173,10 +177,14 @@ def _draw_consumers(viewer: Viewer, drawing: _Drawing) -> None:
         if group is None:
             continue
         to = drawing.node("flow", group, lag=view.lag)
-        for at in view.topics:
+        # It reports one rate: each topic has a part of it as large as of what arrives.
+        rates = [_rate_in(viewer, at.topic) for at in view.topics]
+        arriving = sum(rates)
+        for at, rate_in in zip(view.topics, rates, strict=True):
             source = f"topic:{viewer.access.shown(at.topic)}"
             if source in drawing.nodes:
-                drawing.edge(source, to, view.rows_per_s / max(1, len(view.topics)))
+                part = rate_in / arriving if arriving else 1 / len(rates)
+                drawing.edge(source, to, view.rows_per_s * part, sampled=len(rates) > 1)
 
 
 def _draw_flows(drawing: _Drawing, flows: list[FlowReport], tables: list[str]) -> None:
@@ -191,7 +199,8 @@ def _draw_flows(drawing: _Drawing, flows: list[FlowReport], tables: list[str]) -
             # One that a flow of the same node writes is not drawn as its input too.
             if edge not in drawn and edge[::-1] not in drawn:
                 drawn.add(edge)
-                drawing.edge(*edge, flow.rows_per_s)
+                # What it reads a second; it does not say how much goes where.
+                drawing.edge(*edge, flow.rows_per_s, sampled=True)
 
 
 def _ends(drawing: _Drawing, end: str, tables: list[str]) -> list[str]:

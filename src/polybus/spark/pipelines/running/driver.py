@@ -62,7 +62,6 @@ from polybus.spark.pipelines.spark_sessions import (
     MASTER,
     MEMORY,
     another_session,
-    forget_session,
     is_jvm,
     jvm_pid,
     open_session,
@@ -142,7 +141,8 @@ class Supervisor:
 
     def _stop_soon(self) -> None:
         self._stop.set()
-        end_early(self._is_ready, self._is_over, self._give_up)
+        has_flows = self._runner is not None
+        end_early(self._is_ready, self._is_over, self._give_up, has_flows=has_flows)
 
     def _say(self, event: dict[str, Any]) -> None:
         """Report an event; all but progress are in the status too, for those who look later."""
@@ -207,7 +207,6 @@ class Supervisor:
     def _give_up(self) -> None:
         """What is to be done before a process ends whose start does not."""
         self._note_status("stopped")
-        forget_session()
         if self._server is not None:
             self._server.stop()
         self._say({"event": "stopped", "flows": []})

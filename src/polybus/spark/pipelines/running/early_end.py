@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from polybus.processes import remove_every_scratch
 from polybus.spark.pipelines.spark_sessions import end_java
 
 END_FLOWS_S = 0.8
@@ -20,17 +21,27 @@ POLL_S = 0.05
 
 
 def end_early(
-    is_ready: threading.Event, is_over: threading.Event, give_up: Callable[[], None]
+    is_ready: threading.Event,
+    is_over: threading.Event,
+    give_up: Callable[[], None],
+    *,
+    has_flows: bool,
 ) -> None:
-    """End a start within END_FLOWS_S + END_JAVA_S, unless it is over or ready before.
+    """End this process within END_FLOWS_S + END_JAVA_S, unless the start is over or ready before.
 
-    `give_up` is called before this process is ended.
+    `give_up` is called if it does not see that Java has ended.
     """
-    if is_ready.is_set() or is_over.wait(END_FLOWS_S):
+    if is_ready.is_set() or is_over.wait(END_FLOWS_S if has_flows else POLL_S):
         return
     until_s = time.monotonic() + END_JAVA_S
-    while not is_over.wait(POLL_S) and not is_ready.is_set():
+    while not is_over.is_set():
         end_java()
+        is_over.wait(POLL_S)
+        if is_ready.is_set():
+            return
         if time.monotonic() > until_s:
             give_up()
-            os._exit(0)
+            break
+    # What PySpark does at the end of a process asks Java, and waits for its answers.
+    remove_every_scratch()
+    os._exit(0)

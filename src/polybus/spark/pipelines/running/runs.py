@@ -21,6 +21,7 @@ class BatchRuns:
 
     def __init__(self, data: Path, known: Iterable[dict[str, Any]] = ()) -> None:
         self._data = data
+        self._began_s = time.time()
         self._ended: deque[dict[str, Any]] = deque(known, maxlen=RUNS_MAX)
         self._last: dict[tuple[str, str], int] = {}
 
@@ -40,11 +41,13 @@ class BatchRuns:
                 flow |= self._running(*name)
 
     def _running(self, pipeline: str, flow: str) -> dict[str, Any]:
-        """The batch that is planned and not committed, and for how long."""
+        """The batch that is planned and not committed, and for how long in this run."""
         checkpoint = Checkpoint(checkpoints_of(self._data, pipeline) / flow)
         batch = checkpoint.unfinished_batch()
         planned_s = None if batch is None else checkpoint.planned_s(batch)
         if planned_s is None:
             # There is none, or it has ended meanwhile and is old enough to be removed.
             return {}
-        return {"running_batch": batch, "running_s": round(max(0.0, time.time() - planned_s), 1)}
+        # A batch that a run before has planned begins again with this one.
+        since_s = max(planned_s, self._began_s)
+        return {"running_batch": batch, "running_s": round(max(0.0, time.time() - since_s), 1)}

@@ -16,7 +16,7 @@ export default function FlowGraph() {
   const [live, setLive] = useState(null);
   const error = useLive("graph", {}, setLive);
   const { idle } = route.value.params;
-  return html`<${Page} title="Flow graph" lead="Who publishes to which topic, and who reads it; rates of the last seconds. ≈ marks a rate that is estimated from a sample."
+  return html`<${Page} title="Flow graph" lead="Who publishes to which topic, and who reads it; rates of the last seconds. ≈ marks an estimate."
       actions=${html`<label class="check"><input type="checkbox" checked=${Boolean(idle)} onChange=${(event) => change({ idle: event.target.checked })} /> Idle topics too</label><${Search} label="Search the graph" placeholder="A topic, sender or group" />`}>
     <${Failure} error=${error} />
     <${Loaded} of=${live ? { data: live } : first}>${(data) => html`<${Drawn} graph=${data} />`}<//>
@@ -48,7 +48,7 @@ function chosen(graph, q, idle) {
   return { nodes, edges: edges.filter((one) => ids.has(one.from) && ids.has(one.to)) };
 }
 
-/** An edge as it is drawn. Who sends is sampled, so such a rate is an estimate. */
+/** An edge as it is drawn. Who sends is sampled, and flows report one rate for all they read: these are estimates. */
 export const edgeOf = (edge) => ({ from: edge.from, to: edge.to, rate: edge["messages-per-s"], estimated: edge.sampled });
 
 /** A node as it is drawn: its note, colour and where it leads. */
