@@ -39,14 +39,14 @@ def check(config_path: str | None, as_json: bool) -> None:
     """
     loaded = config_file.load(config_path)
     connectors, topics = len(loaded.connectors), len(loaded.topic_list())
-    found = list(open_doors(loaded))
+    found = list(open_risks(loaded))
     summary = {"ok": True, "connectors": connectors, "topics": topics, "warnings": found}
     echo(as_json, summary, f"ok: {connectors} connectors, {topics} topics")
     for text in () if as_json else found:
         say(f"warning: {text}")
 
 
-def open_doors(config: Config) -> Iterator[str]:
+def open_risks(config: Config) -> Iterator[str]:
     """What others than the user of the bus can do, with the key that permits it."""
     who = {
         "open": "everybody who can reach the bus is the default account (accounts.default = open)",

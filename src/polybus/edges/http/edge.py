@@ -21,13 +21,13 @@ from polybus.config import Connector
 from polybus.edges.edge import Edge
 from polybus.edges.http.app import make_app
 from polybus.edges.http.calls import problem
-from polybus.edges.http.door import RequestHead
 from polybus.edges.http.lean import LeanFlow, ShortPipeline
 from polybus.edges.http.live.hub import LiveHub
 from polybus.edges.http.live.page import PATH as LIVE_PATH
 from polybus.edges.http.live.page import LivePeer
 from polybus.edges.http.logins import Caller
 from polybus.edges.http.metrics.otlp import OtlpExport
+from polybus.edges.http.origin_check import RequestHead
 from polybus.edges.http.routes import CHANNELS
 from polybus.edges.http.sending import PackEncodings, packs_frame
 from polybus.edges.http.state import HttpState
@@ -76,7 +76,7 @@ class HttpProtocol(HttpToolsProtocol, Upper):
         "_body",
         "_body_bytes",
         "_connection",
-        "_door",
+        "_origin_check",
         "_first_head_s",
         "_head_bytes",
         "_head_bytes_max",
@@ -106,7 +106,7 @@ class HttpProtocol(HttpToolsProtocol, Upper):
         super().__init__(config=config, server_state=server_state, app_state=shared)
         self.pipeline = ShortPipeline()  # type: ignore[assignment]
         self._bad_peers = state.bad_peers
-        self._door = state.door
+        self._origin_check = state.origin_check
         self._head_bytes_max = state.config.http.head_bytes_max
         self._connection = connection
         self._assembly = connection.tcp.assembly
@@ -148,7 +148,7 @@ class HttpProtocol(HttpToolsProtocol, Upper):
         if len(hosts) > 1 or (not hosts and version == "1.1"):
             self._stop(400, "http.invalid", "a request must have exactly one Host header")
         if not self._connection.is_admin:
-            self._pass_door(hosts[0] if hosts else None)
+            self._check_origin(hosts[0] if hosts else None)
         self._in_head = False
         # Expect a body. Without one the message is complete at once.
         self._body_bytes = 1
@@ -156,7 +156,7 @@ class HttpProtocol(HttpToolsProtocol, Upper):
         self._assembly.update(self._connection, 0, self._body_bytes, completed=True)
         super().on_headers_complete()
 
-    def _pass_door(self, host: bytes | None) -> None:
+    def _check_origin(self, host: bytes | None) -> None:
         local_ip = self.server[0] if self.server else ""
         head = RequestHead(
             method=self.parser.get_method(),
@@ -167,7 +167,7 @@ class HttpProtocol(HttpToolsProtocol, Upper):
             local_ip=local_ip,
             upgrades=self.parser.should_upgrade(),
         )
-        refusal = self._door.refusal(head)
+        refusal = self._origin_check.refusal(head)
         if refusal is not None:
             self._stop(*refusal)
 
@@ -441,7 +441,9 @@ class HttpEdge:
 
     def __init__(self, state: HttpState) -> None:
         self._state = state
-        always = [(name.encode(), value.encode()) for name, value in state.door.answer_headers]
+        always = [
+            (name.encode(), value.encode()) for name, value in state.origin_check.answer_headers
+        ]
         self._uvicorn_state = ServerState()
         self._uvicorn_state.default_headers = always
         self._uvicorn_config = uvicorn.Config(

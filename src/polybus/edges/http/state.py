@@ -8,7 +8,7 @@ from polybus.bus.topic import Topic
 from polybus.config import Config
 from polybus.edges.admin import AdminToken
 from polybus.edges.edge import Edge
-from polybus.edges.http.door import Door
+from polybus.edges.http.origin_check import OriginCheck
 from polybus.edges.tcp.certificates import Certificates
 from polybus.errors import StorageError
 from polybus.scan import Traffic
@@ -65,7 +65,7 @@ class HttpState:
         self.bad_peers = edge.bad_peers
         self.bus = edge.context.bus
         self.config: Config = edge.context.config
-        self.door = Door(self.config)
+        self.origin_check = OriginCheck(self.config)
         self.loop = edge.context.loop
         self.services = services
         self.inboxes = services.inboxes

@@ -97,7 +97,7 @@ class WebSocketUpper(Upper):
     # Writing
 
     def _answer(self, response: Response) -> None:
-        response.headers.update(self._state.door.answer_headers)
+        response.headers.update(self._state.origin_check.answer_headers)
         self._ws.send_response(response)
 
     def _write_owed(self) -> None:

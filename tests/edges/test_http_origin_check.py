@@ -11,7 +11,7 @@ import pytest
 from http_kit import Http, http_bus, raw
 
 from polybus.config import Config, Connector
-from polybus.edges.http.door import HOSTS_CACHED_MAX, Door, RequestHead
+from polybus.edges.http.origin_check import HOSTS_CACHED_MAX, OriginCheck, RequestHead
 from polybus.edges.http.routes import OPERATIONS
 from polybus.edges.node import Node
 from polybus.testing import ScriptedPeer
@@ -180,16 +180,16 @@ def head(host: bytes, local_ip: str = "127.0.0.1") -> RequestHead:
 
 
 def test_a_bus_on_all_addresses_is_known_by_the_one_that_was_used() -> None:
-    door = Door(Config(connectors=[Connector(ip="0.0.0.0"), Connector(ip="bus.home")]))
-    assert door.refusal(head(b"192.0.2.7:55545")) is not None
-    assert door.refusal(head(b"192.0.2.7:55545", "192.0.2.7")) is None
-    assert door.refusal(head(b"[2001:DB8::7]", "2001:db8::7%eth0")) is None
-    assert door.refusal(head(b"bus.home")) is None
-    assert door.refusal(head(b"192.0.2.8")) is not None
+    check = OriginCheck(Config(connectors=[Connector(ip="0.0.0.0"), Connector(ip="bus.home")]))
+    assert check.refusal(head(b"192.0.2.7:55545")) is not None
+    assert check.refusal(head(b"192.0.2.7:55545", "192.0.2.7")) is None
+    assert check.refusal(head(b"[2001:DB8::7]", "2001:db8::7%eth0")) is None
+    assert check.refusal(head(b"bus.home")) is None
+    assert check.refusal(head(b"192.0.2.8")) is not None
 
 
 def test_remembered_hosts_are_bounded() -> None:
-    door = Door(Config())
+    check = OriginCheck(Config())
     for port in range(2 * HOSTS_CACHED_MAX):
-        assert door.refusal(head(b"localhost:%d" % port)) is None
-    assert len(door._hosts) == HOSTS_CACHED_MAX
+        assert check.refusal(head(b"localhost:%d" % port)) is None
+    assert len(check._hosts) == HOSTS_CACHED_MAX

@@ -34,7 +34,7 @@ _ECHO_CHARS_MAX = 40
 
 
 class RequestHead(NamedTuple):
-    """What the door looks at; `host` is None if the request has no such header (HTTP/1.0)."""
+    """What is checked of a request; `host` is None if the request has no such header (HTTP/1.0)."""
 
     method: bytes
     url: bytes
@@ -45,13 +45,13 @@ class RequestHead(NamedTuple):
     upgrades: bool
 
 
-class DoorRefusal(NamedTuple):
+class OriginRefusal(NamedTuple):
     status: int
     code: str
     text: str
 
 
-class Door:
+class OriginCheck:
     """The names and origins of one bus.
 
     Attributes:
@@ -71,7 +71,7 @@ class Door:
             ("cross-origin-resource-policy", policy),
         )
 
-    def refusal(self, head: RequestHead) -> DoorRefusal | None:
+    def refusal(self, head: RequestHead) -> OriginRefusal | None:
         """Why the request is not let in, if it is not."""
         if head.host not in self._hosts and not self._is_ours(head.host or b"", head.local_ip):
             return _wrong_host(head.host or b"")
@@ -119,15 +119,15 @@ def _may_change(head: RequestHead) -> bool:
     return head.method == b"GET" and unquote(path.decode("latin-1")) in PATHS
 
 
-def _wrong_host(host: bytes) -> DoorRefusal:
+def _wrong_host(host: bytes) -> OriginRefusal:
     shown = host[:_ECHO_CHARS_MAX].decode("ascii", "replace")
     text = f"this bus does not know {shown!r} as its name; add it to http.hosts in the bus's config"
-    return DoorRefusal(421, "http.host-unknown", text)
+    return OriginRefusal(421, "http.host-unknown", text)
 
 
-def _wrong_origin(said: Sequence[tuple[bytes, bytes]]) -> DoorRefusal:
+def _wrong_origin(said: Sequence[tuple[bytes, bytes]]) -> OriginRefusal:
     origins = [value for name, value in said if name == b"origin"]
     shown = b"".join(origins[:1])[:_ECHO_CHARS_MAX].decode("ascii", "replace")
     page = f"a page of {shown!r}" if shown else "a page of another site"
     text = f"{page} may not do this; add its origin to http.cors-origins in the bus's config"
-    return DoorRefusal(403, "http.origin-foreign", text)
+    return OriginRefusal(403, "http.origin-foreign", text)
