@@ -145,7 +145,7 @@ def test_the_page_shows_what_the_commands_print(bus: ServedBus, tmp_path: Path) 
     ]
 
 
-# In place of the first upload: one that breaks off.
+# In place of the first upload: one that is interrupted.
 BREAKS_OFF = """
 curl() { unset -f curl; python "$BREAKS" "$2" "$3"; }
 """

@@ -109,7 +109,7 @@ def test_a_driver_that_starts_spark_can_be_stopped(console: Console, bus: Consol
     console.click("Start", within="dialog")
     console.sees("the fake driver runs", "starting")
     console.click("Stop")
-    console.sees("Spark's start is broken off", within="dialog")
+    console.sees("Spark's start is cancelled", within="dialog")
     console.click("Stop", within="dialog")
     console.until(lambda: status(bus)["state"] == "stopped", "the driver to end")
     (bus.data / "slow").unlink()

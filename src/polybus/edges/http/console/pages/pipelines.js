@@ -32,7 +32,7 @@ function Never({ tables }) {
 
 function Actions({ pipeline, reload }) {
   const [asked, setAsked] = useState("");
-  const stop = pipeline.state === "starting" ? "Spark's start is broken off." : "All flows end after their running batch.";
+  const stop = pipeline.state === "starting" ? "Spark's start is cancelled." : "All flows end after their running batch.";
   const texts = { stop: `${stop} The bus continues.`, start: "The driver starts Spark; this takes some seconds." };
   const allowed = pipeline.actions.filter((one) => texts[one]);
   return html`<${Fragment}>
