@@ -12,8 +12,8 @@ import pytest
 from spark_kit import RunningBus
 
 from polybus.lake.table import LakeTable, open_table
+from polybus.log import spark_checkpoint
 from polybus.log.disk import sync_path
-from polybus.spark import checkpoint
 from polybus.spark.location import BusLocation
 from polybus.spark.pipelines.declared.prepare import Chosen, Prepared, prepare
 from polybus.spark.pipelines.flows import FlowRunner
@@ -93,7 +93,7 @@ def record_writes(patched: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 
     writes: list[tuple[str, str]] = []
     real_commit = LakeTable.commit
-    patched.setattr(checkpoint, "sync_path", recorded_sync)
+    patched.setattr(spark_checkpoint, "sync_path", recorded_sync)
     patched.setattr(LakeTable, "commit", commit)
     return writes
 

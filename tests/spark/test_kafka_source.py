@@ -376,7 +376,7 @@ def test_sql_over_topics_of_a_cluster_needs_no_files(node: ClusterNode) -> None:
     assert f"news,topic,{STOP}" in tables.splitlines()
     where = ["--data", str(node.bus.data)]
     inferred = CliRunner().invoke(main, ["topics", "infer", "news", *where])
-    assert f"of {len(EVERY)} messages" in inferred.output
+    assert f"of the {len(EVERY)} messages" in inferred.output
     # Other tests make lake tables; a topic in Kafka is not one.
     listed = json.loads(polybus(node, "tables", "list", "--json"))
     assert "news" not in {one["table"] for one in listed}
