@@ -237,9 +237,16 @@ def test_a_listener_gets_a_progress_in_few_calls(
     assert max(asked) < 50, f"{VERSION}: {asked} calls"
 
 
+def leaves_of(node: Any) -> list[Any]:
+    leaves = node.collectLeaves()
+    return [leaves.apply(index) for index in range(leaves.size())]
+
+
 def test_what_was_done_with_a_batch_is_done_with_the_next_one(spark: Any, tmp_path: Path) -> None:
     plans: list[internals.ReusedPlan] = []
     found: list[list[str]] = []
+    ids: list[int] = []
+    named_datasets = spark._jvm.org.apache.spark.sql.catalyst.trees.TreeNodeTag("dataset_id")
 
     def take(frame: Any, batch_id: int) -> None:
         if not plans:
@@ -249,6 +256,8 @@ def test_what_was_done_with_a_batch_is_done_with_the_next_one(spark: Any, tmp_pa
             plans.append(internals.ReusedPlan(frame, made))
         done = plans[0].onto(frame)
         assert done is not None, f"{VERSION}: the columns of a query's batches differ"
+        datasets = done._jdf.queryExecution().analyzed().getTagValue(named_datasets)
+        ids.append(datasets.get().size())
         found.append([row.y for row in done.where("x <> 'C'").collect()])
 
     (tmp_path / "in").mkdir()
@@ -259,6 +268,9 @@ def test_what_was_done_with_a_batch_is_done_with_the_next_one(spark: Any, tmp_pa
         query.processAllAvailable()
     query.stop()
     assert found == [["AA"], ["BB"], []]
+    assert ids == [1, 1, 1], f"{VERSION}: each batch leaves the id of a Dataset in the plan"
+    leaves = {str(leaf.nodeName()) for node in plans[0]._nodes for leaf in leaves_of(node)}
+    assert leaves == {"LocalRelation"}, f"{VERSION}: the plan keeps the rows of the first batch"
     assert plans[0].onto(spark.range(1)) is None
 
 
