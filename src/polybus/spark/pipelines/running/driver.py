@@ -121,6 +121,8 @@ class Supervisor:
         self._stop = threading.Event()
         self._is_over = threading.Event()
         self._is_ready = threading.Event()
+        self._stop_or_ready = threading.Lock()
+        self._is_good = True
         self._server: service.Service | None = None
         self._started_s = time.monotonic()
         self._runner: FlowRunner | None = None
@@ -140,9 +142,29 @@ class Supervisor:
         threading.Thread(target=self._stop_soon, name="polybus-stop", daemon=True).start()
 
     def _stop_soon(self) -> None:
-        self._stop.set()
-        has_flows = self._runner is not None
-        end_early(self._is_ready, self._is_over, self._give_up, has_flows=has_flows)
+        with self._stop_or_ready:
+            self._stop.set()
+            is_early = not self._is_ready.is_set()
+        if is_early:
+            # More for what comes after the flows where Java cannot be ended.
+            more_s = 0.0 if self._runner is None or self._jvm.pid else ENDED_TIMEOUT_S
+            flows_s = 0.0 if self._runner is None else self._end_flows_s() + more_s
+            end_early(self._is_over, self._give_up, self._exit_code, flows_s=flows_s)
+
+    def _become_ready(self) -> bool:
+        """Whether the pipeline is ready: not if its end was asked for before."""
+        with self._stop_or_ready:
+            if not self._stop.is_set():
+                self._is_ready.set()
+        return self._is_ready.is_set()
+
+    def _end_flows_s(self) -> float:
+        """How long flows may take to end. They outlive this process on a Spark Connect server."""
+        is_early = not self._is_ready.is_set() and self._jvm.pid
+        return END_FLOWS_S if is_early else STOP_FLOWS_S
+
+    def _exit_code(self) -> int:
+        return 0 if self._is_good and not self._problems else 1
 
     def _say(self, event: dict[str, Any]) -> None:
         """Report an event; all but progress are in the status too, for those who look later."""
@@ -159,7 +181,11 @@ class Supervisor:
                 keep all flows from starting.
         """
         try:
-            return self._run()
+            self._is_good = self._run()
+            return self._is_good
+        except BaseException:
+            self._is_good = False
+            raise
         finally:
             self._is_over.set()
 
@@ -234,15 +260,14 @@ class Supervisor:
             self._load(spark, self._options.only)
             self._await_started(runner)
             seconds = round(time.monotonic() - self._started_s, 2)
-            if not self._stop.is_set():
-                self._is_ready.set()
+            if self._become_ready():
                 self._say({"event": "ready", "seconds": seconds, "flows": len(runner.progress())})
             while self._pause(runner):
                 self._report(spark)
             if not runner.failures and not self._problems:
                 state = "done"
         finally:
-            runner.stop(STOP_FLOWS_S if self._is_ready.is_set() else END_FLOWS_S)
+            runner.stop(self._end_flows_s())
             state = "stopped" if self._stop.is_set() else state
             flows = self._flows()
             self._stats.publish(flows)
