@@ -161,8 +161,13 @@ def listen(spark: Any, listener: Any) -> None:
 
     class BriefListener(JStreamingQueryListener):
         def onQueryProgress(self, event: Any) -> None:
-            found = QueryProgressEvent.fromJson(json.loads(event.json()))
-            self.pylistener.onQueryProgress(found)
+            try:
+                found = QueryProgressEvent.fromJson(json.loads(event.json()))
+            except Exception:
+                # The text leaves out a figure that is not a number, and may lack others.
+                super().onQueryProgress(event)
+            else:
+                self.pylistener.onQueryProgress(found)
 
     wrapper = spark._jvm.org.apache.spark.sql.streaming.PythonStreamingQueryListenerWrapper
     listener._jlistenerobj = wrapper(BriefListener(listener))
