@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import json
+import os
+import tempfile
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,9 +20,13 @@ from accounts_http_kit import accounts_bus
 from http_kit import Http, http_bus
 
 from polybus.batch import Batch
+from polybus.edges.http.calls import problem_of
+from polybus.errors import StorageError
 from polybus.lake.table import open_table
 from polybus.log.layout import admin_token_path
 from polybus.services.queries.forms import encoded, for_browser
+from polybus.services.queries.jobs import ERROR, HEAD, Sight, SqlJob, encode_job
+from polybus.services.queries.worker import QueryWorker
 
 NDJSON = {"content-type": "application/x-ndjson"}
 ENDLESS = "SELECT count(*) FROM range(1000000000000) a, range(1000000) b"
@@ -134,6 +141,26 @@ async def test_a_download_that_is_larger_than_the_memory_for_it_is_whole(shared:
     assert answer.headers["polybus-truncated"] == "true"
     described = (await shared.client.get("/openapi.json")).json()["paths"]["/v1/sql"]["post"]
     assert "polybus-truncated" in described["responses"]["200"]["headers"]
+
+
+async def test_a_full_disk_under_a_download_is_not_the_fault_of_the_query(
+    shared: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(io.BytesIO):
+        def __init__(self, held_bytes: int) -> None:
+            super().__init__()
+
+        def write(self, piece: Any) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "SpooledTemporaryFile", Full)
+    out = io.BytesIO()
+    job = SqlJob("SELECT 1", Sight({}), 10, "csv")
+    QueryWorker(shared.node.data, out).do(encode_job(job))
+    kind, _ = HEAD.unpack_from(out.getvalue())
+    failed = json.loads(out.getvalue()[HEAD.size :])
+    assert (kind, failed["kind"], failed["code"]) == (ERROR, "StorageError", "sql.storage")
+    assert problem_of(StorageError(failed["code"], failed["text"])).status_code == 503
 
 
 async def test_a_statement_that_never_ends_is_stopped_and_the_bus_continues(shared: Http) -> None:
