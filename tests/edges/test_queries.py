@@ -180,6 +180,33 @@ async def test_a_statement_that_never_ends_is_stopped_and_the_bus_continues(shar
     assert (await sql(shared, "SELECT 42")).json()["rows"] == [[42]]
 
 
+@pytest.mark.parametrize("is_starting", [False, True])
+async def test_a_download_ends_with_its_client_while_the_query_runs(
+    shared: Http, monkeypatch: pytest.MonkeyPatch, is_starting: bool
+) -> None:
+    pool = shared.node.http.queries
+    start, may_start = pool._start, asyncio.Event()
+
+    async def held() -> Any:
+        await may_start.wait()
+        return await start()
+
+    if is_starting:
+        for process in [*pool._idle]:
+            pool._end_idle(process)
+        monkeypatch.setattr(pool, "_start", held)
+    _, writer = await asyncio.open_connection("127.0.0.1", shared.node.tcp_port)
+    body = json.dumps({"query": ENDLESS}).encode()
+    head = f"POST /v1/sql HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
+    types = "content-type: application/json\r\naccept: text/csv\r\n\r\n"
+    writer.write((head + types).encode() + body)
+    await shared.until(lambda: pool._starting if is_starting else pool._busy)
+    writer.close()
+    await writer.wait_closed()
+    may_start.set()
+    await shared.until(lambda: not pool._busy and not pool._starting)
+
+
 async def test_a_statement_that_needs_too_much_memory_fails_alone() -> None:
     # Sums of text cannot go to the disk, as sorted rows can.
     greedy = "SELECT length(string_agg(repeat('x', 1000), '')) FROM range(1000000)"
