@@ -51,3 +51,14 @@ assert memory_bytes()[1] - resident > len(held) // 2, memory_bytes()
 assert reserved >= resident > 0
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_process_is_known_by_its_start_until_it_ends() -> None:
+    started = processes.started_ticks(os.getpid())
+    with subprocess.Popen(["sleep", "600"]) as other:
+        assert processes.started_ticks(other.pid) >= started > 0
+        other.kill()
+        # One that has ended keeps its id until its parent asks for its code.
+        os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
+        assert processes.started_ticks(other.pid) == 0
+    assert processes.started_ticks(other.pid) == 0

@@ -168,6 +168,8 @@ sql.unknown: no query with this id is running; it may have ended
 sql.unavailable: the messages are in memory only, where no query of the bus can read them
     → set durability to fsync or interval
 sql.chart: the result cannot be drawn → select a name or a time, then numbers; give .svg or .html
+sql.storage: the disk for temporary files, where a large download waits, is full or failed
+    → free space in TMPDIR of the bus
 sql.failed: an SQL engine failed to run a query → correct the query
 
 # Dead letters

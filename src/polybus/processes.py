@@ -32,6 +32,19 @@ def is_alive(pid: int) -> bool:
     return True
 
 
+def started_ticks(pid: int) -> int:
+    """When a process started, in ticks since the system did; 0 if it has ended.
+
+    With it, an id names one process: another process may have the id later.
+    """
+    try:
+        # The name of the program is in brackets, and may have spaces and brackets.
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
 def memory_bytes() -> tuple[int, int]:
     """Reserved and resident memory of this process; zeros where the system does not report it."""
     try:

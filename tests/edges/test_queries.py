@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import json
+import os
+import tempfile
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,9 +20,13 @@ from accounts_http_kit import accounts_bus
 from http_kit import Http, http_bus
 
 from polybus.batch import Batch
+from polybus.edges.http.calls import problem_of
+from polybus.errors import StorageError
 from polybus.lake.table import open_table
 from polybus.log.layout import admin_token_path
 from polybus.services.queries.forms import encoded, for_browser
+from polybus.services.queries.jobs import ERROR, HEAD, Sight, SqlJob, encode_job
+from polybus.services.queries.worker import QueryWorker
 
 NDJSON = {"content-type": "application/x-ndjson"}
 ENDLESS = "SELECT count(*) FROM range(1000000000000) a, range(1000000) b"
@@ -136,6 +143,26 @@ async def test_a_download_that_is_larger_than_the_memory_for_it_is_whole(shared:
     assert "polybus-truncated" in described["responses"]["200"]["headers"]
 
 
+async def test_a_full_disk_under_a_download_is_not_the_fault_of_the_query(
+    shared: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(io.BytesIO):
+        def __init__(self, held_bytes: int) -> None:
+            super().__init__()
+
+        def write(self, piece: Any) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "SpooledTemporaryFile", Full)
+    out = io.BytesIO()
+    job = SqlJob("SELECT 1", Sight({}), 10, "csv")
+    QueryWorker(shared.node.data, out).do(encode_job(job))
+    kind, _ = HEAD.unpack_from(out.getvalue())
+    failed = json.loads(out.getvalue()[HEAD.size :])
+    assert (kind, failed["kind"], failed["code"]) == (ERROR, "StorageError", "sql.storage")
+    assert problem_of(StorageError(failed["code"], failed["text"])).status_code == 503
+
+
 async def test_a_statement_that_never_ends_is_stopped_and_the_bus_continues(shared: Http) -> None:
     running = asyncio.create_task(sql(shared, ENDLESS, id="mine"))
     pool = shared.node.http.queries
@@ -151,6 +178,33 @@ async def test_a_statement_that_never_ends_is_stopped_and_the_bus_continues(shar
     late = await sql(shared, ENDLESS, **{"time-s": 0.5})
     assert late.json()["code"] == "sql.too-slow"
     assert (await sql(shared, "SELECT 42")).json()["rows"] == [[42]]
+
+
+@pytest.mark.parametrize("is_starting", [False, True])
+async def test_a_download_ends_with_its_client_while_the_query_runs(
+    shared: Http, monkeypatch: pytest.MonkeyPatch, is_starting: bool
+) -> None:
+    pool = shared.node.http.queries
+    start, may_start = pool._start, asyncio.Event()
+
+    async def held() -> Any:
+        await may_start.wait()
+        return await start()
+
+    if is_starting:
+        for process in [*pool._idle]:
+            pool._end_idle(process)
+        monkeypatch.setattr(pool, "_start", held)
+    _, writer = await asyncio.open_connection("127.0.0.1", shared.node.tcp_port)
+    body = json.dumps({"query": ENDLESS}).encode()
+    head = f"POST /v1/sql HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
+    types = "content-type: application/json\r\naccept: text/csv\r\n\r\n"
+    writer.write((head + types).encode() + body)
+    await shared.until(lambda: pool._starting if is_starting else pool._busy)
+    writer.close()
+    await writer.wait_closed()
+    may_start.set()
+    await shared.until(lambda: not pool._busy and not pool._starting)
 
 
 async def test_a_statement_that_needs_too_much_memory_fails_alone() -> None:

@@ -112,6 +112,13 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def is_java(pid: int) -> bool:
+    try:
+        return b"java" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+    except OSError:
+        return False
+
+
 def python_workers(driver_pid: int) -> list[int]:
     """Processes in which Spark runs Python: tasks' workers, and those that plan our source."""
     found = []

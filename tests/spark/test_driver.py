@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import itertools
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from driver_kit import RunningDriver, descendants, running_driver
+from driver_kit import RunningDriver, descendants, is_java, running_driver
 from old_tables_kit import lay_out_old_tables
 from spark_kit import RunningBus, environment, eventually, running_bus
 
@@ -29,6 +30,7 @@ from polybus.errors import UsageError
 from polybus.lake import stopped
 from polybus.lake.table import LakeTable, open_table
 from polybus.log import layout, spark_checkpoint
+from polybus.processes import started_ticks
 from polybus.spark import tables
 from polybus.spark.location import BusLocation
 from polybus.spark.pipelines.flows import FlowRunner
@@ -36,6 +38,7 @@ from polybus.spark.pipelines.running import driver as driver_module
 from polybus.spark.pipelines.running import service
 from polybus.spark.pipelines.running.driver import PipelineOptions, Supervisor
 from polybus.spark.pipelines.running.service import only_one, write_status
+from polybus.spark.pipelines.spark_sessions import JvmProcess
 from polybus.spark.pipelines.standard import batches
 from polybus.spark.pipelines.standard.batches import flows
 
@@ -261,6 +264,58 @@ def test_a_pipeline_waits_for_its_bus_until_it_is_stopped(
     assert waiting.run()
     assert [event["event"] for event in events] == ["waiting", "stopped"]
     assert "polybus serve" in events[0]["text"]
+
+
+@contextlib.contextmanager
+def java_of_a_killed_run(data: Path, **about: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is called java, and the status of the run that left it."""
+    data.mkdir()
+    with subprocess.Popen(["bash", "-c", "exec -a java sleep 600"]) as java:
+        try:
+            eventually(lambda: is_java(java.pid))
+            given = {"jvm": java.pid, "jvm_started": started_ticks(java.pid), **about}
+            write_status(data, "running", **given)
+            path = data / "pipeline" / "status.json"
+            status = json.loads(path.read_bytes())
+            path.write_text(json.dumps({**status, "pid": java.pid}))
+            yield java
+        finally:
+            java.kill()
+
+
+def test_the_java_process_of_a_killed_run_is_not_forgotten_until_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often a start is refused or stopped: it may still write to the checkpoints."""
+    monkeypatch.setattr(driver_module, "OLD_JVM_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(driver_module, "end_early", lambda *about, **more: None)
+    monkeypatch.setattr(os, "getpid", itertools.count(1).__next__)  # Each start has another.
+    data = tmp_path / "data"
+    options = PipelineOptions(data=data, until_stopped=False, standard=False)
+    with java_of_a_killed_run(data) as java:
+        for _ in range(2):
+            with pytest.raises(UsageError, match=f"process {java.pid} of the last"):
+                Supervisor(options, lambda event: None).run()
+        last = Supervisor(options, lambda event: last.stop())
+        monkeypatch.setattr(driver_module, "OLD_JVM_TIMEOUT_S", 60.0)
+        assert last.run()
+        status = service.read_status(data)
+        assert status is not None and (status.state, status.jvm) == ("stopped", java.pid)
+    assert not JvmProcess(status.jvm, status.jvm_started).is_alive()
+
+
+def test_another_process_with_the_id_of_the_last_java_process_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"
+
+    def no_session(*about: Any, **more: Any) -> Any:
+        raise UsageError("spark.no-java", "as far as the start of Spark")
+
+    monkeypatch.setattr(driver_module, "open_session", no_session)
+    options = PipelineOptions(data=data, until_stopped=False, standard=False)
+    with java_of_a_killed_run(data, jvm_started=1), pytest.raises(UsageError, match="no-java"):
+        Supervisor(options, lambda event: None).run()
 
 
 def test_a_pipeline_whose_java_process_dies_ends_with_an_error(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
 import os
 import re
@@ -10,6 +11,7 @@ import threading
 import zipfile
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -232,14 +234,43 @@ def test_a_listener_gets_a_progress_in_few_calls(
         spark.streams.removeListener(notes)
     (found,) = [one for one in notes.found if one.numInputRows]
     assert (found.numInputRows, str(found.id), found.sources[0].numInputRows) == (2, query.id, 2)
+    # Ours are recognised by their offset, which must be JSON.
+    assert json.loads(found.sources[0].endOffset) == {"logOffset": 0}
     assert found.durationMs["addBatch"] >= 0 and found.batchDuration is not None
     # Asked field by field, a progress takes 300 calls and more.
     assert max(asked) < 50, f"{VERSION}: {asked} calls"
 
 
+def test_a_progress_whose_text_cannot_be_read_is_asked_for_field_by_field(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from pyspark.sql.streaming.listener import QueryProgressEvent
+
+    found: list[str] = []
+    made: list[Any] = []
+    wrapper = SimpleNamespace(PythonStreamingQueryListenerWrapper=made.append)
+    sql = SimpleNamespace(streaming=wrapper)
+    jvm = SimpleNamespace(
+        org=SimpleNamespace(apache=SimpleNamespace(spark=SimpleNamespace(sql=sql)))
+    )
+    streams = SimpleNamespace(addListener=lambda listener: None)
+    listener = SimpleNamespace(onQueryProgress=found.append)
+    internals.listen(SimpleNamespace(_jvm=jvm, streams=streams), listener)
+    monkeypatch.setattr(QueryProgressEvent, "fromJObject", lambda event: "by field")
+    made[0].onQueryProgress(SimpleNamespace(json=lambda: '{"progress": {}}'))
+    assert found == ["by field"]
+
+
+def leaves_of(node: Any) -> list[Any]:
+    leaves = node.collectLeaves()
+    return [leaves.apply(index) for index in range(leaves.size())]
+
+
 def test_what_was_done_with_a_batch_is_done_with_the_next_one(spark: Any, tmp_path: Path) -> None:
     plans: list[internals.ReusedPlan] = []
     found: list[list[str]] = []
+    ids: list[int] = []
+    named_datasets = spark._jvm.org.apache.spark.sql.catalyst.trees.TreeNodeTag("dataset_id")
 
     def take(frame: Any, batch_id: int) -> None:
         if not plans:
@@ -249,6 +280,8 @@ def test_what_was_done_with_a_batch_is_done_with_the_next_one(spark: Any, tmp_pa
             plans.append(internals.ReusedPlan(frame, made))
         done = plans[0].onto(frame)
         assert done is not None, f"{VERSION}: the columns of a query's batches differ"
+        datasets = done._jdf.queryExecution().analyzed().getTagValue(named_datasets)
+        ids.append(datasets.get().size())
         found.append([row.y for row in done.where("x <> 'C'").collect()])
 
     (tmp_path / "in").mkdir()
@@ -259,6 +292,9 @@ def test_what_was_done_with_a_batch_is_done_with_the_next_one(spark: Any, tmp_pa
         query.processAllAvailable()
     query.stop()
     assert found == [["AA"], ["BB"], []]
+    assert ids == [1, 1, 1], f"{VERSION}: each batch leaves the id of a Dataset in the plan"
+    leaves = {str(leaf.nodeName()) for node in plans[0]._nodes for leaf in leaves_of(node)}
+    assert leaves == {"LocalRelation"}, f"{VERSION}: the plan keeps the rows of the first batch"
     assert plans[0].onto(spark.range(1)) is None
 
 

@@ -16,14 +16,13 @@ from typing import Any
 
 import pytest
 from docs_kit import undocumented_files
-from driver_kit import RunningDriver, descendants, python_workers
+from driver_kit import RunningDriver, descendants, is_java, python_workers
 from spark_kit import RunningBus, eventually
 
 from polybus.client import connect
 from polybus.errors import PolybusError
 from polybus.lake.table import open_table
 from polybus.log.reading.reader import LogReader
-from polybus.spark.pipelines.spark_sessions import is_jvm
 
 KILLS = ["driver", *["java"] * 2, "all", *["worker"] * 8, *["bus"] * 8]
 """`driver` is its Python process, `java` its JVM, and `all` both of them and their workers."""
@@ -113,7 +112,7 @@ class World:
 
     def _end_driver(self, what: str) -> None:
         below = [] if what == "driver" else descendants(self.driver.process.pid)
-        java = [pid for pid in below if is_jvm(pid)]
+        java = [pid for pid in below if is_java(pid)]
         for pid in java if what == "java" else below:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

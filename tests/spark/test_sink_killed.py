@@ -9,13 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from driver_kit import descendants
+from driver_kit import descendants, is_java
 from sink_kit import Proxy, proxied, staged_files, values
 from spark_kit import environment, running_bus
 from warm_kit import WARM_SPARK
 
 from polybus.client.http.blocking import request_json
-from polybus.spark.pipelines.spark_sessions import is_jvm
 
 DRIVER = Path(__file__).with_name("sink_driver.py")
 BATCHES, LINES = 4, 50
@@ -39,7 +38,7 @@ class Driver:
 
     def kill_java(self) -> None:
         for pid in descendants(self._process.pid):
-            if is_jvm(pid):
+            if is_java(pid):
                 os.kill(pid, signal.SIGKILL)
 
     def said(self) -> str:

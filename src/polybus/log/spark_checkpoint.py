@@ -102,10 +102,10 @@ class CheckpointFiles:
                     yield path, "it is not what Spark writes"
         if not self.metadata.exists():
             yield self.metadata, "is missing, and the checkpoint has batches"
-        # Spark removes the oldest plans and commits: no other may be missing.
+        # Spark removes the oldest plans, then the oldest commits: no other may be missing.
         numbers = plans.keys() | commits.keys()
         for number in range(min(numbers, default=0), max(numbers, default=-1) + 1):
-            if number not in plans and number >= min(commits, default=0):
+            if number not in plans and number > min(plans, default=-1):
                 yield self.plan(number), "is missing, and later batches are there"
             # The last batch may be unfinished.
             if number not in commits and commits and min(commits) < number < max(numbers):

@@ -161,8 +161,13 @@ def listen(spark: Any, listener: Any) -> None:
 
     class BriefListener(JStreamingQueryListener):
         def onQueryProgress(self, event: Any) -> None:
-            found = QueryProgressEvent.fromJson(json.loads(event.json()))
-            self.pylistener.onQueryProgress(found)
+            try:
+                found = QueryProgressEvent.fromJson(json.loads(event.json()))
+            except Exception:
+                # The text leaves out a figure that is not a number, and may lack others.
+                super().onQueryProgress(event)
+            else:
+                self.pylistener.onQueryProgress(found)
 
     wrapper = spark._jvm.org.apache.spark.sql.streaming.PythonStreamingQueryListenerWrapper
     listener._jlistenerobj = wrapper(BriefListener(listener))
@@ -396,10 +401,21 @@ class ReusedPlan:
         """`done` was made of `frame` in steps that each have one input."""
         base, node = (one._jdf.queryExecution().analyzed() for one in (frame, done))
         self._columns = base.output()
-        self._nodes: list[Any] = []
+        nodes: list[Any] = []
         while not node.equals(base):
-            self._nodes.insert(0, node)
+            nodes.insert(0, node)
             (node,) = _listed(node.children())
+        trees = frame.sparkSession._jvm.org.apache.spark.sql.catalyst
+        # Above the batch itself they would keep its rows.
+        empty = getattr(getattr(trees.plans.logical, "LocalRelation$"), "MODULE$")
+        below = empty.apply(self._columns)
+        # A Dataset adds its id to those of the nodes that it is made of, in a set which they share.
+        datasets = trees.trees.TreeNodeTag("dataset_id")
+        self._nodes: list[Any] = []
+        for node in nodes:
+            below = _above(frame.sparkSession, node, below)
+            below.unsetTagValue(datasets)
+            self._nodes.append(below)
 
     def onto(self, frame: Any) -> Any:
         """The same of another batch; None if its columns are not those of the first one."""
@@ -408,10 +424,15 @@ class ReusedPlan:
             return None
         jvm = frame.sparkSession._jvm
         for node in self._nodes:
-            plan = node.withNewChildren(jvm.PythonUtils.toSeq([plan]))
+            plan = _above(frame.sparkSession, node, plan)
         plan.setAnalyzed()
         dataset = jvm.org.apache.spark.sql.classic.Dataset
         return type(frame)(dataset.ofRows(frame._jdf.sparkSession(), plan), frame.sparkSession)
+
+
+def _above(spark: Any, node: Any, plan: Any) -> Any:
+    """The node of a plan with another one below it."""
+    return node.withNewChildren(spark._jvm.PythonUtils.toSeq([plan]))
 
 
 def check_streaming_plan(spark: Any, plan: PlanNode) -> None:

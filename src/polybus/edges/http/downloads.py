@@ -15,7 +15,7 @@ class DownloadResponse(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._send(send))
-        gone = asyncio.ensure_future(_disconnected(receive))
+        gone = asyncio.ensure_future(disconnected(receive))
         try:
             await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
             sending.cancel()
@@ -38,6 +38,7 @@ class DownloadResponse(StreamingResponse):
                 await close()
 
 
-async def _disconnected(receive: Receive) -> None:
+async def disconnected(receive: Receive) -> None:
+    """Wait until the client has disconnected, whatever it sends before."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -139,7 +139,9 @@ _ALL = (
         queries.export,
         fails=[400, 404, 429],
         produces=OCTETS,
-        headers={queries.TRUNCATED: "`true` if the file ends at a limit, and more matches."},
+        headers={
+            queries.TRUNCATED: "`true` if the file ends at a limit, and more matches, or may."
+        },
     ),
     Operation(
         "POST",

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 import msgspec
 import pyarrow as pa
 
-from polybus.errors import PolybusError
+from polybus.errors import PolybusError, StorageError
 from polybus.services.queries.forms import PIECE_BYTES, JsonAnswer, encoded
 from polybus.services.queries.jobs import (
     DATA,
@@ -197,7 +197,11 @@ def _file(
     """A file, after a note whether it was cut: only its end tells, so a temporary file has it."""
     with tempfile.SpooledTemporaryFile(HELD_BYTES) as held:
         for piece in encoded(form, schema, limited.of(batches)):
-            held.write(piece)
+            try:
+                held.write(piece)
+            except OSError as error:
+                text = f"cannot write to {tempfile.gettempdir()}: {error.strerror}"
+                raise StorageError("sql.storage", text) from error
         held.seek(0)
         yield NOTE, msgspec.json.encode({"truncated": limited.is_truncated})
         while piece := held.read(PIECE_BYTES):

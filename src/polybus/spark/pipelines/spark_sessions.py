@@ -2,9 +2,11 @@
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from polybus.processes import started_ticks
 from polybus.spark import internals
 from polybus.spark.session import connect
 
@@ -77,16 +79,20 @@ def register_source(spark: Any) -> None:
             spark.dataSource.register(PolybusDataSource)
 
 
-def jvm_pid(spark: Any) -> int:
-    """The process id of the session's JVM; 0 if it is on another machine (Spark Connect)."""
+@dataclass(frozen=True, slots=True)
+class JvmProcess:
+    """A JVM by its process id, and when it started; `pid` is 0 if it is on another machine."""
+
+    pid: int = 0
+    started: int = 0
+
+    def is_alive(self) -> bool:
+        return bool(self.pid and self.started) and started_ticks(self.pid) == self.started
+
+
+def jvm_of(spark: Any) -> JvmProcess:
+    """The JVM of a session; `pid` is 0 with Spark Connect."""
     with contextlib.suppress(Exception):
-        return internals.jvm_pid(spark)
-    return 0
-
-
-def is_jvm(pid: int) -> bool:
-    """Whether the process is alive and a JVM: another process may have its id by now."""
-    try:
-        return b"java" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
-    except OSError:
-        return False
+        pid = internals.jvm_pid(spark)
+        return JvmProcess(pid, started_ticks(pid))
+    return JvmProcess()

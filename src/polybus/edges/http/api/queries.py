@@ -20,7 +20,7 @@ from starlette.responses import Response
 from polybus.edges.http.api.messages import ARROW, StoredMessage, stored_messages
 from polybus.edges.http.api.topics import SLICE_TOPICS
 from polybus.edges.http.calls import JSON, OCTETS, Call, Viewer
-from polybus.edges.http.downloads import DownloadResponse
+from polybus.edges.http.downloads import DownloadResponse, disconnected
 from polybus.errors import PeerError, UsageError
 from polybus.log.columns import SCHEMA, batch_of
 from polybus.services.queries.jobs import (
@@ -39,6 +39,7 @@ from polybus.structs import decode
 
 _OFFSET_MAX = (1 << 63) - 1
 NAMES_MAX = 2000
+STOP_RETRY_S = 0.1
 MEDIA: dict[str, Form] = {
     ARROW: "arrow",
     "text/csv": "csv",
@@ -314,7 +315,8 @@ async def export(call: Call, topic: str, query: ExportQuery) -> Annotated[Respon
     query.limit = min(query.limit, call.state.config.queries.rows_max)
     query.time_s = 0.0
     job = _search(call, topic, query, query.format)
-    answer = await _download(call, job, query.format, call.access.shown(topic), None, "")
+    name = secrets.token_hex(8)
+    answer = await _download(call, job, query.format, call.access.shown(topic), None, name)
     # A file for the disk, whatever it has: a browser must not show it as a page.
     answer.headers["content-type"] = OCTETS
     return answer
@@ -349,8 +351,12 @@ async def _download(
 ) -> Response:
     """A file, a piece at a time."""
     answers = call.state.queries.run(job, time_s=time_s, name=name)
-    # The first frame before the status is sent: what is wrong is still a problem then.
-    _, note = await anext(answers)
+    watching = asyncio.ensure_future(_stop_with_client(call, name))
+    try:
+        # The first frame before the status is sent: what is wrong is still a problem then.
+        _, note = await anext(answers)
+    finally:
+        watching.cancel()
     is_safe = re.compile(r"[a-zA-Z0-9._-]").fullmatch
     safe = "".join(one if is_safe(one) else "_" for one in label)[:80]
     media = next(media for media, its in MEDIA.items() if its == form)
@@ -359,6 +365,13 @@ async def _download(
     if truncated is not None:
         headers[TRUNCATED] = "true" if truncated else "false"
     return DownloadResponse(_pieces(answers), media_type=media, headers=headers)
+
+
+async def _stop_with_client(call: Call, name: str) -> None:
+    """Stop a query when its client disconnects; its process may be starting then."""
+    await disconnected(call.request.receive)
+    while not call.state.queries.stop(name):  # noqa: ASYNC110 - a start of a process has no event
+        await asyncio.sleep(STOP_RETRY_S)
 
 
 async def _pieces(answers: AsyncGenerator[tuple[bytes, bytes], None]) -> AsyncIterator[bytes]:

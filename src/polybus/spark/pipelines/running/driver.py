@@ -61,9 +61,9 @@ from polybus.spark.pipelines.running.stats import ExpectationStats
 from polybus.spark.pipelines.spark_sessions import (
     MASTER,
     MEMORY,
+    JvmProcess,
     another_session,
-    is_jvm,
-    jvm_pid,
+    jvm_of,
     open_session,
 )
 
@@ -121,10 +121,12 @@ class Supervisor:
         self._stop = threading.Event()
         self._is_over = threading.Event()
         self._is_ready = threading.Event()
+        self._stop_or_ready = threading.Lock()
+        self._is_good = True
         self._server: service.Service | None = None
         self._started_s = time.monotonic()
         self._runner: FlowRunner | None = None
-        self._jvm = 0
+        self._jvm = JvmProcess()
         self._problems: dict[str, str] = {}
         self._retried: tuple[str, ...] = ()
         self._retry_backoff = Backoff(first_s=0.5)
@@ -140,9 +142,29 @@ class Supervisor:
         threading.Thread(target=self._stop_soon, name="polybus-stop", daemon=True).start()
 
     def _stop_soon(self) -> None:
-        self._stop.set()
-        has_flows = self._runner is not None
-        end_early(self._is_ready, self._is_over, self._give_up, has_flows=has_flows)
+        with self._stop_or_ready:
+            self._stop.set()
+            is_early = not self._is_ready.is_set()
+        if is_early:
+            # More for what comes after the flows where Java cannot be ended.
+            more_s = 0.0 if self._runner is None or self._jvm.pid else ENDED_TIMEOUT_S
+            flows_s = 0.0 if self._runner is None else self._end_flows_s() + more_s
+            end_early(self._is_over, self._give_up, self._exit_code, flows_s=flows_s)
+
+    def _become_ready(self) -> bool:
+        """Whether the pipeline is ready: not if its end was asked for before."""
+        with self._stop_or_ready:
+            if not self._stop.is_set():
+                self._is_ready.set()
+        return self._is_ready.is_set()
+
+    def _end_flows_s(self) -> float:
+        """How long flows may take to end. They outlive this process on a Spark Connect server."""
+        is_early = not self._is_ready.is_set() and self._jvm.pid
+        return END_FLOWS_S if is_early else STOP_FLOWS_S
+
+    def _exit_code(self) -> int:
+        return 0 if self._is_good and not self._problems else 1
 
     def _say(self, event: dict[str, Any]) -> None:
         """Report an event; all but progress are in the status too, for those who look later."""
@@ -159,7 +181,11 @@ class Supervisor:
                 keep all flows from starting.
         """
         try:
-            return self._run()
+            self._is_good = self._run()
+            return self._is_good
+        except BaseException:
+            self._is_good = False
+            raise
         finally:
             self._is_over.set()
 
@@ -212,7 +238,7 @@ class Supervisor:
         self._say({"event": "stopped", "flows": []})
 
     def _run_flows(self, spark: Any) -> None:
-        data, self._jvm = self._options.data, jvm_pid(spark)
+        data, self._jvm = self._options.data, jvm_of(spark)
         threading.Thread(target=self._end_with_jvm, name="polybus-end", daemon=True).start()
         self._starting("Spark is up; starting flows")
         consumers = _remote_consumers(spark, self._options.bus)
@@ -234,15 +260,14 @@ class Supervisor:
             self._load(spark, self._options.only)
             self._await_started(runner)
             seconds = round(time.monotonic() - self._started_s, 2)
-            if not self._stop.is_set():
-                self._is_ready.set()
+            if self._become_ready():
                 self._say({"event": "ready", "seconds": seconds, "flows": len(runner.progress())})
             while self._pause(runner):
                 self._report(spark)
             if not runner.failures and not self._problems:
                 state = "done"
         finally:
-            runner.stop(STOP_FLOWS_S if self._is_ready.is_set() else END_FLOWS_S)
+            runner.stop(self._end_flows_s())
             state = "stopped" if self._stop.is_set() else state
             flows = self._flows()
             self._stats.publish(flows)
@@ -287,20 +312,22 @@ class Supervisor:
             is_over = not self._options.until_stopped and runner.wait(0)
             if is_over or self._stop.wait(POLL_S):
                 return False
-        if self._jvm and not is_jvm(self._jvm):
+        if self._jvm.pid and not self._jvm.is_alive():
             # No flow can recover: whoever started us starts us again, with a new JVM.
             raise self._jvm_ended()
         return True
 
     def _jvm_ended(self) -> PolybusError:
-        text = f"the Java process {self._jvm} of the pipeline has ended; start the pipeline again"
+        text = (
+            f"the Java process {self._jvm.pid} of the pipeline has ended; start the pipeline again"
+        )
         return PolybusError("spark.ended", text)
 
     def _end_with_jvm(self) -> None:
         """End this process soon after its JVM, if it does not end by itself."""
-        while self._jvm and is_jvm(self._jvm):
+        while self._jvm.is_alive():
             time.sleep(JVM_POLL_S)
-        if self._jvm and not self._is_over.wait(ENDED_TIMEOUT_S):
+        if self._jvm.pid and not self._is_over.wait(ENDED_TIMEOUT_S):
             error = self._jvm_ended()
             self._say({"event": "failed", "code": error.code, "text": error.text})
             os._exit(1)
@@ -331,7 +358,8 @@ class Supervisor:
             self._options.data,
             state,
             master=self._options.master,
-            jvm=self._jvm,
+            jvm=self._jvm.pid,
+            jvm_started=self._jvm.started,
             uptime_s=round(time.monotonic() - self._started_s, 1),
             flows=flows,
             runs=self._runs.all(),
@@ -373,24 +401,29 @@ class Supervisor:
             text = f"{data} does not exist yet; start the bus: polybus serve --data {data}"
             self._await(lambda: BusLocation(data).is_folder_here, text)
 
-    def _old_jvm(self) -> int:
-        """The JVM of a run that was killed, if it still ends; 0: there is none."""
+    def _old_jvm(self) -> JvmProcess:
+        """The JVM of an earlier run, if it still runs.
+
+        However that run ended: its JVM may also be that of a run before it, which was killed.
+        """
         last = service.read_status(self._options.data)
-        is_killed = last is not None and last.state in ("starting", "running")
-        return last.jvm if last is not None and is_killed and is_jvm(last.jvm) else 0
+        if last is None or last.pid == os.getpid():
+            return JvmProcess()
+        old = JvmProcess(last.jvm, last.jvm_started)
+        return old if old.is_alive() else JvmProcess()
 
     def _await_old_jvm(self) -> None:
-        """Wait for the JVM of a run that was killed: it may still write to the checkpoints."""
+        """Wait for the JVM of an earlier run: it may still write to the checkpoints."""
         old = self._jvm
-        if not old:
+        if not old.pid:
             return
-        text = f"the Java process {old} of the last pipeline is still stopping"
-        self._await(lambda: not is_jvm(old), text, timeout_s=OLD_JVM_TIMEOUT_S)
+        text = f"the Java process {old.pid} of the last pipeline is still stopping"
+        self._await(lambda: not old.is_alive(), text, timeout_s=OLD_JVM_TIMEOUT_S)
         if self._stop.is_set():
             return
-        if is_jvm(old):
+        if old.is_alive():
             raise UsageError("pipeline.running", f"{text}; end it and start again")
-        self._jvm = 0
+        self._jvm = JvmProcess()
 
     def _await_started(self, runner: FlowRunner) -> None:
         """Wait until no flow is starting. Flows that come after others may wait much longer."""

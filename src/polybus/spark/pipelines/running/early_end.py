@@ -3,7 +3,8 @@
 Spark cannot be interrupted while it starts, and neither can the analysis of a pipeline. Nobody
 waits for them. Flows that have begun get a moment: what they do not finish is run again from their
 checkpoints, as after a kill. Then Java is ended, at which all calls to it fail; and at last this
-process.
+process. With Spark Connect there is no Java to end: flows get the time of any other end, because
+what they have not ended continues at the server.
 """
 
 import os
@@ -13,35 +14,49 @@ from collections.abc import Callable
 
 from polybus.processes import remove_every_scratch
 from polybus.spark.pipelines.spark_sessions import end_java
+from polybus.spark.session import connect
 
 END_FLOWS_S = 0.8
 END_JAVA_S = 1.0
 """How long Python may take to see that Java has ended: it may be importing PySpark."""
+END_REMOTE_S = 1.0
+EXIT_S = 0.5
+"""How long this process may take to end by itself, with the exit code of its own choice."""
 POLL_S = 0.05
 
 
 def end_early(
-    is_ready: threading.Event,
     is_over: threading.Event,
     give_up: Callable[[], None],
+    exit_code: Callable[[], int],
     *,
-    has_flows: bool,
+    flows_s: float,
 ) -> None:
-    """End this process within END_FLOWS_S + END_JAVA_S, unless the start is over or ready before.
+    """End this process within `flows_s` and seconds more, unless the start is over before.
 
-    `give_up` is called if it does not see that Java has ended.
+    `flows_s` is the time that flows get. `give_up` is called if the start does not see that Java
+    has ended. `exit_code` is asked at the end.
     """
-    if is_ready.is_set() or is_over.wait(END_FLOWS_S if has_flows else POLL_S):
+    if is_over.wait(max(flows_s, POLL_S)):
         return
     until_s = time.monotonic() + END_JAVA_S
     while not is_over.is_set():
         end_java()
         is_over.wait(POLL_S)
-        if is_ready.is_set():
-            return
         if time.monotonic() > until_s:
             give_up()
             break
+    if is_over.is_set():
+        time.sleep(EXIT_S)
+    else:
+        _end_remote()
     # What PySpark does at the end of a process asks Java, and waits for its answers.
     remove_every_scratch()
-    os._exit(0)
+    os._exit(exit_code())
+
+
+def _end_remote() -> None:
+    """End what runs on a Spark Connect server, if it answers."""
+    ending = threading.Thread(target=connect.end_all, name="polybus-end-remote", daemon=True)
+    ending.start()
+    ending.join(END_REMOTE_S)

@@ -66,7 +66,9 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     socket: str = ""
     master: str = ""
     jvm: int = 0
-    """The Java process, which may briefly outlive a killed driver; 0 if it is elsewhere."""
+    """The Java process, which may outlive its driver; 0 if it is elsewhere."""
+    jvm_started: int = 0
+    """When it started, in ticks since the system did: another process may have its id later."""
     uptime_s: float = 0.0
     flows: list[dict[str, Any]] = []
     runs: list[dict[str, Any]] = []
