@@ -33,15 +33,18 @@ from polybus.structs import decode
 SYSTEM = (REGISTRY, SHARED)
 """What is in Kafka beside topics of the bus."""
 LOOKS = 5
+FETCH_S = 5.0
+"""A fetch that fails for so long may ask for what is no longer there."""
 Look = Callable[[str, Batch], Iterable[tuple[int, str]]]
 """Gives the offsets of messages that are damaged, and why."""
 
 
 @dataclass(slots=True)
 class CheckedTopic:
-    """A topic, where the check has got to, and where it ends."""
+    """A topic under one of Kafka's ids, where the check has got to, and where it ends."""
 
     followed: Followed
+    id: bytes
     stop: int
     is_compacted: bool
 
@@ -110,9 +113,11 @@ class ClusterCheck:
         found = []
         for topic, name in names.items():
             self._note_replicas(topic, name)
-            if name in starts and name in stops:
+            state = self._link.partitions.get(name)
+            if state is not None and name in starts and name in stops:
                 followed = Followed(topic, name, 0, starts[name])
-                found.append(CheckedTopic(followed, stops[name], name in compacted))
+                is_compacted = name in compacted
+                found.append(CheckedTopic(followed, state.topic_id, stops[name], is_compacted))
                 self._total += stops[name] - starts[name]
             else:
                 self._note(f"topic {topic!r} was deleted meanwhile")
@@ -152,8 +157,9 @@ class ClusterCheck:
     # One topic
 
     def _check(self, one: CheckedTopic) -> None:
+        silent_at_s = time.monotonic() + LEADER_S
         while one.position < one.stop:
-            before = one.position
+            before, error = one.position, None
             try:
                 self._check_page(one)
             except LookupError:
@@ -161,20 +167,44 @@ class ClusterCheck:
                 name = one.followed.name
                 start = self._link.run(self._link.offsets([name], EARLIEST)).get(name, one.stop)
                 one.followed.position = max(before, start)
-            except StorageError as error:
+            except StorageError as caught:
+                error = caught
                 if error.code == "log.damaged":
                     self._lost(one, one.stop, error.text)
-                elif one.followed.name in self._link.partitions:
-                    raise
-                else:
-                    self._note(f"topic {one.followed.topic!r} was deleted meanwhile")
-                    one.followed.position = one.stop
+            if one.position == before:
+                self._stand(one, error, is_last=time.monotonic() > silent_at_s)
+            else:
+                silent_at_s = time.monotonic() + LEADER_S
             self._done += one.position - before
             if self._progress is not None:
                 self._progress(f"topic {one.followed.topic}", self._done, self._total)
 
+    def _stand(self, one: CheckedTopic, error: StorageError | None, *, is_last: bool) -> None:
+        """A page had nothing: is the topic still there, and does it still end where it did?
+
+        A new leader may not know yet that all replicas have its last messages: only if it stays so
+        (`is_last`) they are lost.
+        """
+        name, text = one.followed.name, f"topic {one.followed.topic!r} was"
+        self._link.run(self._link.refreshed())
+        state = self._link.partitions.get(name)
+        if state is None or state.topic_id != one.id:
+            self._note(f"{text} {'deleted' if state is None else 'recreated'} meanwhile")
+            one.followed.position = one.stop
+        elif is_last:
+            stop = self._link.run(self._link.offsets([name], LATEST)).get(name, one.stop)
+            if stop < one.stop:
+                self._lost(one, one.stop, f"its end is missing: it ends before offset {stop}")
+            elif error is not None:
+                raise error
+            else:
+                # The last records of a compacted topic may be removed.
+                if not one.is_compacted:
+                    self._lost(one, one.stop, "Kafka gives no messages for these offsets")
+                one.followed.position = one.stop
+
     def _check_page(self, one: CheckedTopic) -> None:
-        deadline = time.monotonic() + LEADER_S
+        deadline = time.monotonic() + FETCH_S
         fetching = fetch_bytes(self._link, one.followed, one.position, PAGE_BYTES, deadline)
         data, aborted = self._link.run(fetching, 2 * LEADER_S)
         ranges = AbortedRanges(aborted)

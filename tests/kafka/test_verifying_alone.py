@@ -1,0 +1,171 @@
+"""verify over a Kafka that answers as told: what no broker does on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from polybus.batch import Batch
+from polybus.errors import StorageError
+from polybus.log.cluster_place import ClusterPlace
+from polybus.log.interface import SHARED
+from polybus.log.kafka import verifying
+from polybus.log.kafka.fetch_session import Followed
+from polybus.log.kafka.kafka_names import REGISTRY
+from polybus.log.kafka.link import EARLIEST
+from polybus.log.kafka.metadata import PartitionState
+from polybus.log.kafka.record_batch import encode_batch
+from polybus.log.kafka.registry import TopicRecord
+from polybus.log.verify.verify import VerifyReport
+
+Page = bytes | Exception
+
+
+def stored(first: int, *values: bytes, topic: str = "t") -> bytes:
+    """A RecordBatch as the brokers have it, at an offset."""
+    batch = Batch.of(topic, list(values))
+    batch.protocol, batch.timestamp_us = "goms", 1_000
+    return struct.pack(">q", first) + encode_batch([batch])[8:]
+
+
+def record(topic: str, kafka_id: bytes, *, epoch: int = 1, deleted: bool = False) -> bytes:
+    return msgspec.json.encode(TopicRecord(topic, epoch, kafka_id.hex(), deleted=deleted))
+
+
+class ToldLink:
+    """Topics, each with a begin, an end and what a fetch at each offset gives."""
+
+    def __init__(self) -> None:
+        self.partitions: dict[str, PartitionState] = {}
+        self.ends: dict[str, int] = {}
+        self.pages: dict[str, dict[int, Page]] = {}
+        self.fetches = 0
+        self.config_error = 0
+        self.on_refresh: list[Callable[[], None]] = []
+        self.on_fetch: dict[str, Callable[[], None]] = {}
+        self.put(SHARED, 0)
+        self.put(REGISTRY, 0)
+
+    def put(self, name: str, end: int, pages: dict[int, Page] | None = None) -> bytes:
+        topic_id = len(self.partitions).to_bytes(16)
+        self.partitions[name] = PartitionState(topic_id, 1, 1)
+        self.ends[name], self.pages[name] = end, pages or {}
+        return topic_id
+
+    def register(self, *values: bytes) -> None:
+        first = self.ends[REGISTRY]
+        self.pages[REGISTRY][first] = stored(first, *values, topic=REGISTRY)
+        self.ends[REGISTRY] += len(values)
+
+    def topic(self, name: str, end: int, pages: dict[int, Page]) -> None:
+        self.register(record(name, self.put(name, end, pages)))
+
+    def run(self, work: Coroutine[Any, Any, Any], timeout_s: float = 0) -> Any:
+        return asyncio.run(work)
+
+    async def refreshed(self, tries: int = 0) -> None:
+        if self.on_refresh:
+            self.on_refresh.pop(0)()
+
+    async def offsets(self, names: list[str], when: int) -> dict[str, int]:
+        known = [name for name in names if name in self.partitions]
+        return {name: 0 if when == EARLIEST else self.ends[name] for name in known}
+
+    async def ask(self, request: Any) -> Any:
+        names = [name for _, name, _ in request.resources]
+        return SimpleNamespace(resources=[(self.config_error, "", 2, one, []) for one in names])
+
+    async def fetch(self, _: Any, one: Followed, at: int, *_limits: Any) -> tuple[bytes, list[Any]]:
+        self.fetches += 1
+        assert self.fetches < 10_000, "it fetches forever"
+        if one.name in self.on_fetch:
+            self.on_fetch.pop(one.name)()
+        page = self.pages[one.name].get(at, b"")
+        if isinstance(page, Exception):
+            raise page
+        return page, []
+
+
+@pytest.fixture
+def link(monkeypatch: pytest.MonkeyPatch) -> ToldLink:
+    found = ToldLink()
+    monkeypatch.setattr(verifying, "shared_link", lambda _: found)
+    monkeypatch.setattr(verifying, "fetch_bytes", found.fetch)
+    monkeypatch.setattr(verifying, "DescribeConfigsRequest", Asked)
+    monkeypatch.setattr(verifying, "LEADER_S", 0.0)
+    return found
+
+
+class Asked:
+    def __init__(self, resources: list[Any]) -> None:
+        self.resources = resources
+
+
+def check() -> VerifyReport:
+    place = ClusterPlace(log="kafka://127.0.0.1:1")
+    return verifying.ClusterCheck(place, lambda topic, batch: (), None).run()
+
+
+def said(report: VerifyReport) -> list[tuple[str | None, str, int | None, int | None]]:
+    return [(one.topic, one.reason, one.first, one.last) for one in report.damages]
+
+
+SILENT = StorageError("log.unreachable", "Kafka's leader does not answer")
+
+
+def test_a_topic_is_read_to_the_end_that_it_had(link: ToldLink) -> None:
+    link.topic("t", 2, {0: stored(0, b"a"), 1: stored(1, b"b")})
+    report = check()
+    assert (report.intact, report.messages, report.notes) == (True, 2, [])
+
+
+@pytest.mark.parametrize("page", [b"", SILENT], ids=["empty", "out of range"])
+def test_a_topic_that_was_recreated_meanwhile_does_not_stop_the_check(
+    link: ToldLink, page: Page
+) -> None:
+    link.topic("t", 9, {0: stored(0, b"a"), 1: page})
+    link.topic("u", 1, {0: stored(0, b"b")})
+    link.on_fetch["t"] = lambda: link.partitions.update(t=PartitionState(b"another", 1, 1))
+    report = check()
+    assert (report.intact, report.messages) == (True, 2)
+    assert report.notes == ["topic 't' was recreated meanwhile"]
+
+
+@pytest.mark.parametrize("page", [b"", SILENT], ids=["empty", "out of range"])
+def test_a_topic_that_has_lost_its_end_is_named(link: ToldLink, page: Page) -> None:
+    link.topic("t", 9, {0: stored(0, b"a"), 1: page})
+    link.topic("u", 1, {0: stored(0, b"b")})
+    link.on_fetch["t"] = lambda: link.ends.update(t=1)
+    report = check()
+    ((topic, reason, *offsets),) = said(report)
+    assert (topic, *offsets, report.messages) == ("t", 1, 8, 2)
+    assert "its end is missing" in reason
+
+
+def test_a_leader_that_is_behind_for_a_while_is_asked_again(
+    link: ToldLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verifying, "LEADER_S", 60.0)
+    link.topic("t", 2, {0: stored(0, b"a")})
+
+    def catch_up() -> None:
+        link.ends["t"] = 2
+        link.pages["t"][1] = stored(1, b"b")
+
+    link.on_fetch["t"] = lambda: link.ends.update(t=1)
+    link.on_refresh = [lambda: None, lambda: None, catch_up]
+    report = check()
+    assert (report.intact, report.messages) == (True, 2)
+
+
+def test_offsets_for_which_kafka_has_nothing_are_named(link: ToldLink) -> None:
+    link.topic("t", 2, {0: stored(0, b"a")})
+    ((_, reason, *offsets),) = said(check())
+    assert offsets == [1, 1]
+    assert "no messages" in reason
