@@ -6,7 +6,7 @@ import asyncio
 import struct
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -18,7 +18,7 @@ from polybus.log.interface import SHARED
 from polybus.log.kafka import verifying
 from polybus.log.kafka.fetch_session import Followed
 from polybus.log.kafka.kafka_names import REGISTRY
-from polybus.log.kafka.link import EARLIEST
+from polybus.log.kafka.link import EARLIEST, LATEST, KafkaLink
 from polybus.log.kafka.metadata import PartitionState
 from polybus.log.kafka.record_batch import encode_batch
 from polybus.log.kafka.registry import TopicRecord
@@ -45,6 +45,8 @@ class ToldLink:
         self.partitions: dict[str, PartitionState] = {}
         self.ends: dict[str, int] = {}
         self.pages: dict[str, dict[int, Page]] = {}
+        self.silent: set[str] = set()
+        """Topics whose leader does not answer."""
         self.fetches = 0
         self.config_error = 0
         self.on_refresh: list[Callable[[], None]] = []
@@ -73,9 +75,10 @@ class ToldLink:
         if self.on_refresh:
             self.on_refresh.pop(0)()
 
-    async def offsets(self, names: list[str], when: int) -> dict[str, int]:
-        known = [name for name in names if name in self.partitions]
-        return {name: 0 if when == EARLIEST else self.ends[name] for name in known}
+    async def offsets_known(self, names: list[str], when: int) -> tuple[dict[str, int], set[str]]:
+        silent = {name for name in names if name in self.silent}
+        known = [name for name in names if name in self.partitions and name not in silent]
+        return {name: 0 if when == EARLIEST else self.ends[name] for name in known}, silent
 
     async def ask(self, request: Any) -> Any:
         names = [name for _, name, _ in request.resources]
@@ -169,3 +172,54 @@ def test_offsets_for_which_kafka_has_nothing_are_named(link: ToldLink) -> None:
     ((_, reason, *offsets),) = said(check())
     assert offsets == [1, 1]
     assert "no messages" in reason
+
+
+def test_a_topic_without_a_leader_is_named_and_the_others_are_checked(link: ToldLink) -> None:
+    link.topic("t", 9, {})
+    link.topic("u", 1, {0: stored(0, b"b")})
+    link.silent = {"t", SHARED}
+    report = check()
+    assert [(topic, reason) for topic, reason, *_ in said(report)] == [
+        (SHARED, verifying.NO_LEADER),
+        ("t", verifying.NO_LEADER),
+    ]
+    assert report.messages == 1
+
+
+def test_a_topic_that_loses_its_leader_meanwhile_is_named(link: ToldLink) -> None:
+    link.topic("t", 9, {0: stored(0, b"a"), 1: SILENT})
+    link.topic("u", 1, {0: stored(0, b"b")})
+    link.on_fetch["t"] = lambda: link.silent.add("t")
+    report = check()
+    assert said(report) == [("t", verifying.NO_LEADER, 1, 8)]
+    assert report.messages == 2
+
+
+def test_topics_that_are_not_known_are_a_damage(link: ToldLink) -> None:
+    link.silent = {REGISTRY}
+    report = check()
+    assert {topic for topic, *_ in said(report)} == {REGISTRY}
+
+
+async def test_offsets_of_a_topic_without_a_leader_do_not_keep_those_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("polybus.log.kafka.link.ANSWER_TIMEOUT_S", 0.0)
+
+    class OneLeader:
+        loop = asyncio.get_running_loop()
+        partitions = {"t": None, "u": 1}
+        leader_of = partitions.get
+
+        async def send(self, *_: object) -> Any:
+            return SimpleNamespace(topics=[("u", [(0, 0, 0, 7)])])
+
+        async def refreshed(self, tries: int) -> None:
+            pass
+
+        offsets_known = KafkaLink.offsets_known
+
+    link = cast(KafkaLink, OneLeader())
+    assert await KafkaLink.offsets_known(link, ["t", "u", "gone"], LATEST) == ({"u": 7}, {"t"})
+    with pytest.raises(StorageError, match="no leader for"):
+        await KafkaLink.offsets(link, ["t", "u"], LATEST)

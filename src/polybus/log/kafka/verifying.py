@@ -23,7 +23,7 @@ from polybus.log.interface import SHARED
 from polybus.log.kafka.fetch_session import Followed
 from polybus.log.kafka.following import AbortedRanges, fetch_bytes, from_offset
 from polybus.log.kafka.kafka_names import REGISTRY, kafka_name
-from polybus.log.kafka.link import EARLIEST, LATEST, KafkaLink
+from polybus.log.kafka.link import ANSWER_TIMEOUT_S, EARLIEST, LATEST, KafkaLink
 from polybus.log.kafka.reader import LEADER_S, PAGE_BYTES, shared_link
 from polybus.log.kafka.record_batch import Fetched, RecordFrame, decode_frame, frames
 from polybus.log.kafka.registry import TOPIC_RESOURCE, TopicRecord, counts
@@ -35,6 +35,7 @@ SYSTEM = (REGISTRY, SHARED)
 LOOKS = 5
 FETCH_S = 5.0
 """A fetch that fails for so long may ask for what is no longer there."""
+NO_LEADER = "it has no leader that answers"
 Look = Callable[[str, Batch], Iterable[tuple[int, str]]]
 """Gives the offsets of messages that are damaged, and why."""
 
@@ -80,7 +81,11 @@ class ClusterCheck:
         system = self._planned(names)
         for one in system:
             self._check(one)
-        live = self._live(next(one for one in system if one.followed.topic == REGISTRY))
+        registry = next((one for one in system if one.followed.topic == REGISTRY), None)
+        if registry is None:
+            self._damaged(REGISTRY, "no topic of the bus can be checked without it")
+            return self._report
+        live = self._live(registry)
         for topic in live:
             self._report.count(topic, topics=1)
         for one in self._planned({one: kafka_name(one, self._prefix) for one in live}):
@@ -97,7 +102,7 @@ class ClusterCheck:
         if self._missing():
             # A deletion is in the registry before Kafka's topic goes.
             name = registry.followed.name
-            registry.stop = self._link.run(self._link.offsets([name], LATEST))[name]
+            registry.stop = self._offsets([name], LATEST)[0].get(name, registry.stop)
             self._check(registry)
         missing = self._missing()
         for topic, reason in missing.items():
@@ -106,9 +111,10 @@ class ClusterCheck:
         return sorted(live - missing.keys())
 
     def _planned(self, names: dict[str, str]) -> list[CheckedTopic]:
-        run, kafka = self._link.run, list(names.values())
-        starts = run(self._link.offsets(kafka, EARLIEST))
-        stops = run(self._link.offsets(kafka, LATEST))
+        kafka = list(names.values())
+        starts, silent = self._offsets(kafka, EARLIEST)
+        stops, silent_later = self._offsets(list(starts), LATEST)
+        silent |= silent_later
         compacted = self._compacted(kafka)
         found = []
         for topic, name in names.items():
@@ -119,9 +125,15 @@ class ClusterCheck:
                 is_compacted = name in compacted
                 found.append(CheckedTopic(followed, state.topic_id, stops[name], is_compacted))
                 self._total += stops[name] - starts[name]
+            elif name in silent:
+                self._damaged(topic, NO_LEADER)
             else:
                 self._note(f"topic {topic!r} was deleted meanwhile")
         return found
+
+    def _offsets(self, names: list[str], when: int) -> tuple[dict[str, int], set[str]]:
+        """As the link's `offsets_known`."""
+        return self._link.run(self._link.offsets_known(names, when), 2 * ANSWER_TIMEOUT_S)
 
     def _compacted(self, names: list[str]) -> set[str]:
         """The Kafka topics from which records in the middle are removed."""
@@ -165,7 +177,7 @@ class ClusterCheck:
             except LookupError:
                 # Retention was faster.
                 name = one.followed.name
-                start = self._link.run(self._link.offsets([name], EARLIEST)).get(name, one.stop)
+                start = self._offsets([name], EARLIEST)[0].get(name, before)
                 one.followed.position = max(before, start)
             except StorageError as caught:
                 error = caught
@@ -192,16 +204,17 @@ class ClusterCheck:
             self._note(f"{text} {'deleted' if state is None else 'recreated'} meanwhile")
             one.followed.position = one.stop
         elif is_last:
-            stop = self._link.run(self._link.offsets([name], LATEST)).get(name, one.stop)
-            if stop < one.stop:
+            stop = self._offsets([name], LATEST)[0].get(name)
+            if stop is None:
+                self._lost(one, one.stop, NO_LEADER)
+            elif stop < one.stop:
                 self._lost(one, one.stop, f"its end is missing: it ends before offset {stop}")
             elif error is not None:
-                raise error
-            else:
-                # The last records of a compacted topic may be removed.
-                if not one.is_compacted:
-                    self._lost(one, one.stop, "Kafka gives no messages for these offsets")
-                one.followed.position = one.stop
+                self._lost(one, one.stop, error.text)
+            elif not one.is_compacted:
+                self._lost(one, one.stop, "Kafka gives no messages for these offsets")
+            # The last records of a compacted topic may be removed.
+            one.followed.position = one.stop
 
     def _check_page(self, one: CheckedTopic) -> None:
         deadline = time.monotonic() + FETCH_S
