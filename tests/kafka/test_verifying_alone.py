@@ -34,6 +34,10 @@ def stored(first: int, *values: bytes, topic: str = "t") -> bytes:
     return struct.pack(">q", first) + encode_batch([batch])[8:]
 
 
+def changed(data: bytes, at: int, value: bytes) -> bytes:
+    return data[:at] + value + data[at + len(value) :]
+
+
 def record(topic: str, kafka_id: bytes, *, epoch: int = 1, deleted: bool = False) -> bytes:
     return msgspec.json.encode(TopicRecord(topic, epoch, kafka_id.hex(), deleted=deleted))
 
@@ -223,3 +227,54 @@ async def test_offsets_of_a_topic_without_a_leader_do_not_keep_those_of_others(
     assert await KafkaLink.offsets_known(link, ["t", "u", "gone"], LATEST) == ({"u": 7}, {"t"})
     with pytest.raises(StorageError, match="no leader for"):
         await KafkaLink.offsets(link, ["t", "u"], LATEST)
+
+
+BASE, LENGTH, FORMAT, LAST_DELTA = 0, 8, 16, 23
+"""Where they are in the header of a RecordBatch."""
+
+
+@pytest.mark.parametrize(
+    ("at", "value"),
+    [
+        (BASE, struct.pack(">q", 1 << 40)),
+        (BASE, struct.pack(">q", -9)),
+        (LENGTH, struct.pack(">i", 36)),
+        (LENGTH, struct.pack(">i", 1 << 20)),
+        (FORMAT, b"\x07"),
+        (LAST_DELTA, struct.pack(">i", 1 << 30)),
+        (LAST_DELTA, struct.pack(">i", 2)),
+        (LAST_DELTA, struct.pack(">i", -1)),
+    ],
+)
+@pytest.mark.parametrize("first", [0, 2], ids=["begins the page", "in the page"])
+def test_a_damaged_header_hides_nothing_behind_its_record_batch(
+    link: ToldLink, at: int, value: bytes, first: int
+) -> None:
+    """A fetch at each offset gives all that is stored from there on, as Kafka does."""
+    batches = [stored(one, b"a", b"b") for one in range(0, 10, 2)]
+    batches[first // 2] = changed(batches[first // 2], at, value)
+    link.topic("t", 10, {one: b"".join(batches[one // 2 :]) for one in range(10)})
+    report = check()
+    damages = said(report)
+    assert damages and report.messages == 8, damages
+    for topic, _, begin, end in damages:
+        assert topic == "t" and begin is not None and end is not None
+        # What repeats is named by its own offsets, which are wrong.
+        assert end < 0 or (begin, end) == (first, first + 1), damages
+
+
+def test_the_last_offset_of_a_damage_is_in_the_topic(link: ToldLink) -> None:
+    link.topic("t", 2, {0: changed(stored(0, b"a", b"b"), LAST_DELTA, b"\x7f")})
+    ((_, _, *offsets),) = said(check())
+    assert offsets == [0, 1]
+
+
+def test_what_is_behind_the_end_of_a_compacted_topic_is_no_damage(
+    link: ToldLink,
+) -> None:
+    """Compaction has removed the last records of the check; newer ones have come."""
+    link.topic("t", 3, {0: stored(0, b"a") + stored(7, b"b")})
+    # Settings that cannot be read: it may be compacted.
+    link.config_error = 29
+    report = check()
+    assert (said(report), report.messages) == ([], 1)

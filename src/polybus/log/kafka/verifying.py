@@ -10,7 +10,7 @@ messages is looked at by the caller.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -25,7 +25,7 @@ from polybus.log.kafka.following import AbortedRanges, fetch_bytes, from_offset
 from polybus.log.kafka.kafka_names import REGISTRY, kafka_name
 from polybus.log.kafka.link import ANSWER_TIMEOUT_S, EARLIEST, LATEST, KafkaLink
 from polybus.log.kafka.reader import LEADER_S, PAGE_BYTES, shared_link
-from polybus.log.kafka.record_batch import Fetched, RecordFrame, decode_frame, frames
+from polybus.log.kafka.record_batch import HEADER, Fetched, RecordFrame, decode_frame, frames
 from polybus.log.kafka.registry import TOPIC_RESOURCE, TopicRecord, counts
 from polybus.log.verify.verify import Damage, VerifyProgress, VerifyReport
 from polybus.structs import decode
@@ -222,19 +222,42 @@ class ClusterCheck:
         data, aborted = self._link.run(fetching, 2 * LEADER_S)
         ranges = AbortedRanges(aborted)
         before = one.position
-        for frame in frames(data):
+        page = list(frames(data))
+        for number, frame in enumerate(page):
+            if one.position >= one.stop:
+                break
             # A fetch may begin before its offset, in the middle of a RecordBatch.
             is_first = one.position == before
             if frame.next_offset > before or not is_first:
-                self._check_frame(one, frame, ranges, is_first=is_first)
+                limit = _next_begin(one, page[number + 1 :])
+                self._check_frame(one, frame, ranges, limit=limit, is_first=is_first)
             self._report.bytes += len(frame.data)
         if data and one.position == before:
-            self._lost(one, one.stop, "what Kafka has there is no RecordBatch")
+            behind = one.stop
+            if len(data) >= HEADER.size:
+                whole = RecordFrame(memoryview(data), HEADER.unpack_from(data))
+                behind = _behind(one, whole, one.stop)
+            self._lost(one, behind, "what Kafka has there is no RecordBatch")
 
     def _check_frame(
-        self, one: CheckedTopic, frame: RecordFrame, ranges: AbortedRanges, *, is_first: bool
+        self,
+        one: CheckedTopic,
+        frame: RecordFrame,
+        ranges: AbortedRanges,
+        *,
+        limit: int,
+        is_first: bool,
     ) -> None:
+        """`limit` is where the next RecordBatch begins, or the check of the topic ends."""
         topic, position = one.followed.topic, one.position
+        if frame.first_offset >= limit:
+            if one.is_compacted and limit == one.stop:
+                one.followed.position = limit
+            else:
+                # The checksum does not cover the offset.
+                reason = "messages are missing, or the offset of their RecordBatch is wrong"
+                self._lost(one, limit, reason)
+            return
         if frame.first_offset > position and not one.is_compacted:
             self._lost(one, frame.first_offset, "messages are missing before the next RecordBatch")
         if frame.first_offset < position and not is_first:
@@ -246,7 +269,7 @@ class ClusterCheck:
             _check_offsets(frame, fetched, one.is_compacted)
         except (StorageError, ValueError) as error:
             text = error.text if isinstance(error, StorageError) else str(error)
-            self._lost(one, frame.next_offset, text)
+            self._lost(one, _behind(one, frame, limit), text)
             return
         if not ranges.hides(fetched):
             for batch in from_offset(fetched.batches, position, 0):
@@ -287,6 +310,17 @@ class ClusterCheck:
 
     def _note(self, text: str) -> None:
         self._report.notes.append(text)
+
+
+def _next_begin(one: CheckedTopic, rest: Sequence[RecordFrame]) -> int:
+    """Where the next RecordBatch of a page begins whose offset is possible; else the end."""
+    possible = (frame.first_offset for frame in rest)
+    return next((at for at in possible if one.position < at <= one.stop), one.stop)
+
+
+def _behind(one: CheckedTopic, frame: RecordFrame, limit: int) -> int:
+    """Where to continue behind a RecordBatch that is damaged, perhaps in its header."""
+    return frame.next_offset if one.position < frame.next_offset <= limit else limit
 
 
 def _check_offsets(frame: RecordFrame, fetched: Fetched, is_compacted: bool) -> None:
