@@ -278,3 +278,44 @@ def test_what_is_behind_the_end_of_a_compacted_topic_is_no_damage(
     link.config_error = 29
     report = check()
     assert (said(report), report.messages) == ([], 1)
+
+
+def test_topics_that_are_recreated_all_the_time_are_no_damage(link: ToldLink) -> None:
+    """A node that tests run against; the registry is read before Kafka's topics are listed."""
+    ids = [bytes([number]) * 16 for number in range(20)]
+
+    def recreate() -> None:
+        epoch = 20 - len(ids)
+        link.partitions["t"] = PartitionState(ids.pop(0), 1, 1)
+        link.register(record("t", link.partitions["t"].topic_id, epoch=epoch + 2))
+        link.on_refresh.append(recreate)
+
+    link.topic("t", 0, {})
+    link.on_refresh = [lambda: None, recreate]
+    report = check()
+    assert said(report) == []
+    assert report.notes == ["topic 't' was created or deleted meanwhile"]
+
+
+def test_a_topic_that_is_deleted_during_the_look_is_no_damage(link: ToldLink) -> None:
+    link.topic("t", 0, {})
+    gone = link.partitions["t"]
+
+    def delete() -> None:
+        del link.partitions["t"]
+        link.register(record("t", gone.topic_id, deleted=True))
+
+    link.on_refresh = [lambda: None, delete]
+    report = check()
+    assert (said(report), report.notes, report.topics) == ([], [], 0)
+
+
+def test_a_topic_that_stays_away_is_a_damage(link: ToldLink) -> None:
+    link.topic("t", 0, {})
+    link.topic("u", 1, {0: stored(0, b"a")})
+    del link.partitions["t"]
+    report = check()
+    assert [(topic, reason) for topic, reason, *_ in said(report)] == [
+        ("t", "Kafka does not have it")
+    ]
+    assert (report.topics, report.messages) == (1, 1)

@@ -94,21 +94,28 @@ class ClusterCheck:
 
     def _live(self, registry: CheckedTopic) -> list[str]:
         """The topics that exist, sorted; one that Kafka does not have is a damage."""
+        missing: dict[tuple[str, str], str] = {}
         for tries in range(LOOKS):
-            # A broker may know a new topic later than others.
+            # Nodes create and delete topics meanwhile; a broker may know of them later than others.
+            # A new topic is in Kafka before it is in the registry, and leaves it after that.
+            self._read_on(registry)
             self._link.run(self._link.refreshed(tries))
-            if not self._missing():
+            before, missing = missing, self._missing()
+            if not missing:
                 break
-        if self._missing():
-            # A deletion is in the registry before Kafka's topic goes.
-            name = registry.followed.name
-            registry.stop = self._offsets([name], LATEST)[0].get(name, registry.stop)
-            self._check(registry)
-        missing = self._missing()
-        for topic, reason in missing.items():
-            self._damaged(topic, reason)
+        for (topic, found), reason in missing.items():
+            if (topic, found) in before:
+                self._damaged(topic, reason)
+            else:
+                self._note(f"topic {topic!r} was created or deleted meanwhile")
         live = {one.topic for one in self._records.values() if not one.deleted}
-        return sorted(live - missing.keys())
+        return sorted(live - {topic for topic, _ in missing})
+
+    def _read_on(self, registry: CheckedTopic) -> None:
+        """Read what nodes have added since; if there is no leader now, what was there counts."""
+        name = registry.followed.name
+        registry.stop = max(registry.stop, self._offsets([name], LATEST)[0].get(name, 0))
+        self._check(registry)
 
     def _planned(self, names: dict[str, str]) -> list[CheckedTopic]:
         kafka = list(names.values())
@@ -148,17 +155,17 @@ class ClusterCheck:
             if error or any("compact" in (value or "") for _, value, *_ in entries)
         }
 
-    def _missing(self) -> dict[str, str]:
-        """The topics with a record that Kafka does not have, and what it has."""
+    def _missing(self) -> dict[tuple[str, str], str]:
+        """The topics with a record, and its id, that Kafka does not have; and what it has."""
         found = {}
         for topic, record in self._records.items():
             state = self._link.partitions.get(kafka_name(topic, self._prefix))
             if record.deleted or (state is not None and state.topic_id.hex() == record.id):
                 continue
-            found[topic] = "Kafka does not have it"
+            found[topic, record.id] = "Kafka does not have it"
             if state is not None:
                 text = f"Kafka has another topic of this name than the registry: id {record.id}"
-                found[topic] = f"{text} is gone"
+                found[topic, record.id] = f"{text} is gone"
         return found
 
     def _note_replicas(self, topic: str, name: str) -> None:
