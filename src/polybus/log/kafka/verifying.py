@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
+from aiokafka.errors import for_code
 from aiokafka.protocol.admin import DescribeConfigsRequest
 
 from polybus.batch import Batch
@@ -122,7 +123,7 @@ class ClusterCheck:
         starts, silent = self._offsets(kafka, EARLIEST)
         stops, silent_later = self._offsets(list(starts), LATEST)
         silent |= silent_later
-        compacted = self._compacted(kafka)
+        compacted = self._compacted(names)
         found = []
         for topic, name in names.items():
             self._note_replicas(topic, name)
@@ -142,18 +143,21 @@ class ClusterCheck:
         """As the link's `offsets_known`."""
         return self._link.run(self._link.offsets_known(names, when), 2 * ANSWER_TIMEOUT_S)
 
-    def _compacted(self, names: list[str]) -> set[str]:
+    def _compacted(self, names: dict[str, str]) -> set[str]:
         """The Kafka topics from which records in the middle are removed."""
         if not names:
             return set()
-        resources = [(TOPIC_RESOURCE, name, ["cleanup.policy"]) for name in names]
+        topics = {name: topic for topic, name in names.items()}
+        resources = [(TOPIC_RESOURCE, name, ["cleanup.policy"]) for name in topics]
         answer = self._link.run(self._link.ask(DescribeConfigsRequest(resources)))
-        # One that cannot be asked for has no gap that is certainly a damage.
-        return {
-            name
-            for error, _, _, name, entries in answer.resources
-            if error or any("compact" in (value or "") for _, value, *_ in entries)
-        }
+        found = set()
+        for error, _, _, name, entries in answer.resources:
+            if error:
+                reason = f"Kafka does not show its settings ({for_code(error).__name__})"
+                self._note(f"topic {topics[name]!r}: {reason}, so gaps in it are not looked for")
+            if error or any("compact" in (value or "") for _, value, *_ in entries):
+                found.add(name)
+        return found
 
     def _missing(self) -> dict[tuple[str, str], str]:
         """The topics with a record, and its id, that Kafka does not have; and what it has."""
