@@ -119,7 +119,8 @@ class ClusterCheck:
         self._check(registry)
 
     def _planned(self, names: dict[str, str]) -> list[CheckedTopic]:
-        kafka = list(names.values())
+        # What is recreated from now on has another id.
+        kafka, states = list(names.values()), self._link.partitions
         starts, silent = self._offsets(kafka, EARLIEST)
         stops, silent_later = self._offsets(list(starts), LATEST)
         silent |= silent_later
@@ -127,7 +128,7 @@ class ClusterCheck:
         found = []
         for topic, name in names.items():
             self._note_replicas(topic, name)
-            state = self._link.partitions.get(name)
+            state = states.get(name)
             if state is not None and name in starts and name in stops:
                 followed = Followed(topic, name, 0, starts[name])
                 is_compacted = name in compacted
@@ -240,7 +241,7 @@ class ClusterCheck:
             # A fetch may begin before its offset, in the middle of a RecordBatch.
             is_first = one.position == before
             if frame.next_offset > before or not is_first:
-                limit = _next_begin(one, page[number + 1 :])
+                limit = _next_begin(one, page, number + 1)
                 self._check_frame(one, frame, ranges, limit=limit, is_first=is_first)
             self._report.bytes += len(frame.data)
         if data and one.position == before:
@@ -323,10 +324,11 @@ class ClusterCheck:
         self._report.notes.append(text)
 
 
-def _next_begin(one: CheckedTopic, rest: Sequence[RecordFrame]) -> int:
-    """Where the next RecordBatch of a page begins whose offset is possible; else the end."""
-    possible = (frame.first_offset for frame in rest)
-    return next((at for at in possible if one.position < at <= one.stop), one.stop)
+def _next_begin(one: CheckedTopic, page: Sequence[RecordFrame], number: int) -> int:
+    """Where the next RecordBatch from a number on begins whose offset is possible; else the end."""
+    # A page may have ten thousands: mostly the first one answers.
+    begins = (page[at].first_offset for at in range(number, len(page)))
+    return next((begin for begin in begins if one.position < begin <= one.stop), one.stop)
 
 
 def _behind(one: CheckedTopic, frame: RecordFrame, limit: int) -> int:
