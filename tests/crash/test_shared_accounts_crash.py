@@ -17,6 +17,7 @@ from polybus.batch import Batch
 from polybus.errors import StorageError, UsageError
 from polybus.services import cluster_table
 from polybus.services.accounts import accounts as accounts_module
+from polybus.services.accounts import configs
 from polybus.services.accounts.records import Account
 from polybus.services.cluster_table import ClusterEntry
 
@@ -257,6 +258,39 @@ async def test_topics_of_a_file_do_not_stop_the_loop_and_are_tried_again(
         assert not b.accounts.configs.problems
         for node in (a, b):
             assert {"third/x", "third/y"} <= set(node.log.topics())
+
+
+async def test_a_topic_that_kafka_refuses_is_not_asked_for_at_every_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def refuse(wanted: object) -> None:
+        asked.append(wanted)
+        raise StorageError("log.refused", "a policy of the brokers")
+
+    def fail() -> None:
+        raise StorageError("log.unreachable", "the brokers are gone")
+
+    async with cluster(tmp_path) as (a, b):
+        await a.accounts.create("third")
+        write_config(b, 'topics = ["x"]')
+        with monkeypatch.context() as broken:
+            broken.setattr(b.log, "create_topics", refuse)
+            # What is asked after it must not hide the refusal.
+            broken.setattr(b.accounts.store, "catch_up", fail)
+            await b.accounts._look()
+            await b.accounts._look()
+            assert len(asked) == 1
+            assert "policy" in b.accounts.configs.problems["third"]
+            write_config(b, 'topics = ["x", "y"]')
+            await b.accounts._look()
+            assert len(asked) == 2
+        monkeypatch.setattr(configs, "REFUSED_S", 0.0)
+        b.accounts.configs.put_off("third", b.accounts.configs.look()["third"])
+        await b.accounts._look()
+        assert not b.accounts.configs.problems
+        assert {"third/x", "third/y"} <= set(b.log.topics())
 
 
 async def test_topics_of_a_file_do_not_outlive_an_account_that_is_deleted_meanwhile(

@@ -359,12 +359,12 @@ async def test_a_reload_reports_a_bad_file_once(
         found = node.http.certificates
         shutil.copy(wanted["tls"]["cert"], wanted["tls"]["key"])
         with pytest.raises(ConfigError, match="config.tls"):
-            await node.reload(node.config)
+            node.reload(node.config)
         assert len(found.failures) == 1
         (settings,) = found.failures
         await found.refresh(settings)
         assert "previous certificate" not in caplog.text
         assert await served(node, authority) == "bus"
         authority.sign("bus")
-        await node.reload(node.config)
+        node.reload(node.config)
         assert json.dumps(found.failures) == "{}"

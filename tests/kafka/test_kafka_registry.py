@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ import msgspec
 import pytest
 
 from polybus.batch import Batch
-from polybus.errors import UsageError
+from polybus.errors import StorageError, UsageError
 from polybus.log.interface import TopicSettings
 from polybus.log.kafka.directory import TopicDirectory
 from polybus.log.kafka.link import KafkaLink
@@ -261,3 +262,42 @@ async def test_topics_that_another_node_has_created_meanwhile_are_left_to_it() -
     created = await node.directory.create({"t": TopicSettings(), "u": TopicSettings()})
     assert list(created) == ["u"]
     assert [record.topic for record in link.written] == ["u"]
+
+
+async def test_a_topic_without_a_leader_does_not_keep_others_from_being_created(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("polybus.log.kafka.registry.ANSWER_TIMEOUT_S", 0.2)
+    link = MakingLink()
+    node = Directory(link)
+    await node.directory.open()
+    link.make("t")
+    link.partitions["t"] = replace(link.partitions["t"], leader=None)
+    with pytest.raises(StorageError, match="no leader of the topic t ") as caught:
+        await node.directory.create({name: TopicSettings() for name in ("s", "t", "u")})
+    assert caught.value.code == "log.unreachable"
+    assert node.directory.topics.keys() == {"s", "u"}
+
+
+async def test_a_topic_that_others_delete_again_and_again_does_not_hide_other_refusals(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    link = MakingLink()
+    node = Directory(link)
+    await node.directory.open()
+    write = PlayedTopics.write
+
+    async def write_and_lose(kafka: PlayedTopics, records: Sequence[TopicRecord]) -> int:
+        await write(kafka, records)
+        for one in records:
+            if one.topic == "t":
+                node.arrive(gone(one.epoch, one.id))
+                del link.partitions["t"]
+                # So that the next one has another id.
+                link.make(f"other-{len(link.partitions)}")
+        return 0
+
+    monkeypatch.setattr(PlayedTopics, "write", write_and_lose)
+    with pytest.raises(UsageError, match="1 more are refused"):
+        await node.directory.create({one: TopicSettings() for one in ("/" * 100, "t", "u")})
+    assert node.directory.topics.keys() == {"u"}

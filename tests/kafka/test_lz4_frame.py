@@ -36,6 +36,26 @@ def test_frames_of_other_programs_are_read(content: bytes) -> None:
     assert decompress(bytes(cramjam.lz4.compress(content))) == content
 
 
+@pytest.mark.parametrize(
+    ("size", "kind"),
+    [
+        (0, 0x40),
+        (64 << 10, 0x40),
+        ((64 << 10) + 1, 0x50),
+        ((256 << 10) + 1, 0x60),
+        ((1 << 20) + 1, 0x70),
+        ((4 << 20) + 1, 0x70),
+    ],
+)
+def test_a_frame_announces_the_smallest_blocks_that_hold_its_content(size: int, kind: int) -> None:
+    """Kafka's Java client and librdkafka allocate as much for each frame."""
+    content = random.Random(size).randbytes(100) * (size // 100 + 1)
+    frame = b"".join(compress(content[:size]))
+    assert frame[5] == kind
+    for found in (decompress(frame), codec.lz4_decode(frame), cramjam.lz4.decompress(frame)):
+        assert bytes(found) == content[:size]
+
+
 @given(st.data())
 def test_a_frame_that_was_changed_is_an_error_or_has_the_size_that_it_names(
     data: st.DataObject,

@@ -73,6 +73,25 @@ def test_a_changed_byte_is_noticed() -> None:
         assert caught.value.code == "log.damaged"
 
 
+@pytest.mark.parametrize(
+    ("at", "value"),
+    [(8, struct.pack(">i", 36)), (8, struct.pack(">i", -1)), (8, b"\x7f\0\0\0"), (16, b"\1")],
+    ids=["short", "negative", "long and another format", "another format"],
+)
+def test_what_no_record_batch_can_begin_with_is_damaged(at: int, value: bytes) -> None:
+    """Otherwise it would be asked for again at once, and forever."""
+    first = at_offset(encode_batch([batch_of(b"a")]), 0)
+    changed = bytearray(at_offset(encode_batch([batch_of(b"b")]), 1))
+    if value == b"\x7f\0\0\0":
+        changed[16] = 1
+    changed[at : at + len(value)] = value
+    found = decode_batches("t", first + changed + first)
+    assert next(found).next_offset == 1
+    with pytest.raises(StorageError) as caught:
+        next(found)
+    assert caught.value.code == "log.damaged"
+
+
 def test_messages_of_an_aborted_transaction_are_not_there() -> None:
     def sent(producer: int, offset: int, value: bytes) -> bytes:
         state = ProducerState(producer, 0, 0)

@@ -80,7 +80,8 @@ async def test_reloaded_settings_create_topics_while_the_node_goes_on(
     async with nodes(brokers, prefix, "t", count=1) as (node,):
         monkeypatch.setattr(KafkaTopics, "make", make_later)
         asyncio.get_running_loop().call_later(0.05, goes_on.set)
-        assert await node.reload(declaring(node, "t", "u")) == []
+        assert node.reload(declaring(node, "t", "u")) == []
+        await node.create_declared()
         assert node.bus.has_topic("u")
 
 

@@ -12,14 +12,17 @@ import ssl
 import subprocess
 import sys
 from pathlib import Path
+from typing import cast
 
 import httpx
 import msgspec
 import pytest
 from warm_kit import WARM
 
+from polybus.cli.serve import _reload, _reload_at
 from polybus.config import Config
 from polybus.edges.node import Node
+from polybus.errors import StorageError
 from polybus.log.files import FileLog
 from polybus.testing import run_bus
 
@@ -193,7 +196,8 @@ async def test_reloaded_settings_apply_and_others_keep_their_values(tmp_path: Pa
             "durability": "interval",
             "topics": [{"name": "orders", "retention": {"age-s": 9}}],
         }
-        restart = await node.reload(reread(node, changed))
+        restart = node.reload(reread(node, changed))
+        await node.create_declared()
         assert restart == ["durability"]
         assert node.services.consumers.held_from("news") is None
         log = node.bus.log
@@ -206,10 +210,54 @@ async def test_reloaded_settings_apply_and_others_keep_their_values(tmp_path: Pa
 async def test_settings_over_http_are_those_of_the_last_reload(tmp_path: Path) -> None:
     async with run_bus("news", data=str(tmp_path)) as node:
         retention = {"bytes": 5000, "hold-for-consumers": False}
-        await node.reload(reread(node, {"retention": retention, "durability": "interval"}))
+        node.reload(reread(node, {"retention": retention, "durability": "interval"}))
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{node.tcp_port}") as client:
             shown = (await client.get("/v1/settings")).json()["settings"]
     assert (shown["retention"]["bytes"], shown["durability"]) == (5000, "fsync")
+
+
+async def test_a_topic_that_cannot_be_created_does_not_hide_what_was_reloaded(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Refusing:
+        def reload(self, config: Config) -> list[str]:
+            return ["durability"]
+
+        async def create_declared(self) -> None:
+            raise StorageError("log.refused", "Kafka does not")
+
+    await _reload(cast(Node, Refusing()), Config)
+    assert "the settings were reloaded, but topics could not be created" in caplog.text
+    assert "settings that need a restart keep their values: durability" in caplog.text
+    assert "keeps its settings" not in caplog.text
+
+
+async def test_a_reload_that_fails_by_surprise_is_logged_and_the_next_one_works(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    reloaded = asyncio.Event()
+    results = iter([RuntimeError("a surprise"), None])
+
+    class Surprising:
+        def reload(self, config: Config) -> list[str]:
+            error = next(results)
+            if error is not None:
+                hangup.set()
+                raise error
+            return []
+
+        async def create_declared(self) -> None:
+            reloaded.set()
+
+    hangup = asyncio.Event()
+    hangup.set()
+    task = asyncio.create_task(_reload_at(hangup, cast(Node, Surprising()), Config))
+    try:
+        async with asyncio.timeout(10):
+            await reloaded.wait()
+    finally:
+        task.cancel()
+    assert "a surprise" in caplog.text
 
 
 def reread(node: Node, changed: dict[str, object]) -> Config:

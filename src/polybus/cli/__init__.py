@@ -45,7 +45,7 @@ GROUPS = {
         "login": "Log in to an account, for all further commands.",
     },
     "Maintain": {
-        "verify": "Check everything that a stopped bus has stored.",
+        "verify": "Check everything that a bus has stored.",
         "backup": "Copy the data folder of a running or stopped bus.",
         "restore": "Make a data folder from a backup.",
         "compact": "Turn the journal of a stopped bus into history.",

@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 @settings_options
 @json_option
 def verify(config: Config, as_json: bool) -> None:
-    """Check everything that a stopped bus has stored: exit 0 if it is intact, 1 if not.
+    """Check everything that a bus has stored: exit 0 if it is intact, 1 if not.
 
     Each damage is a line with the topic, the file and the offsets that are lost; or, in state.db,
     the session, pack, consumer or producer; or a file of an account or a table.
 
-    Of a bus over Kafka it reads what the brokers have; nodes may run meanwhile.
+    The bus must be stopped. Of one over Kafka it reads what the brokers have; nodes may run
+    meanwhile.
     """
     place = place_of(config) if config.is_cluster else read_place(Path(config.data))
     if place is None:

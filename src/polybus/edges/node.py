@@ -349,25 +349,30 @@ class Node:
         else:
             self.bus.refuse_late(refused)
 
-    async def reload(self, config: Config) -> list[str]:
+    def reload(self, config: Config) -> list[str]:
         """Take over RELOADED settings and certificates; return the keys of others that differ.
-
-        One after the other: the caller awaits each call before the next.
 
         Raises:
             ConfigError: a certificate cannot be used; nothing has changed.
-            StorageError: a topic or file cannot be written; call again.
+            StorageError: the file for the pipeline cannot be written; only certificates have.
         """
-        self.http.certificates.reload()
         taken = {name: getattr(config, name) for name in RELOADED}
-        self.config = msgspec.structs.replace(self.config, **taken)
+        changed = msgspec.structs.replace(self.config, **taken)
+        self.http.certificates.reload()
+        pipeline_settings.write(self.data, changed)
+        self.config = changed
         if isinstance(self._log, FileLog):
             self._log.set_retention(config.retention)
         self.services.consumers.set_retention(config.retention)
         self.http.reconfigure(self.config)
-        pipeline_settings.write(self.data, self.config)
-        await create_topics(self.bus, self._missing_topics())
         return config_file.differences(self.config, config)
+
+    async def create_declared(self) -> None:
+        """Create the declared topics that do not exist; one call after the other.
+
+        Raises StorageError, UsageError: a topic cannot be created, call again.
+        """
+        await create_topics(self.bus, self._missing_topics())
 
     def _missing_topics(
         self, more: Mapping[str, TopicSettings] | None = None

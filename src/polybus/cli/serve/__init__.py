@@ -186,18 +186,28 @@ async def _reload_at(hangup: asyncio.Event, node: Node, read_config: Callable[[]
     while True:
         await hangup.wait()
         hangup.clear()
-        await _reload(node, read_config)
+        try:
+            await _reload(node, read_config)
+        except Exception:
+            # The next SIGHUP is for settings that may be better.
+            logger.exception("a reload of the settings failed")
 
 
 async def _reload(node: Node, read_config: Callable[[], Config]) -> None:
     try:
-        restart = await node.reload(read_config())
+        restart = node.reload(read_config())
     except (PolybusError, OSError) as error:
         logger.error("the settings could not be reloaded; the bus keeps its settings: %s", error)
+        return
+    try:
+        await node.create_declared()
+    except (PolybusError, OSError) as error:
+        text = "the settings were reloaded, but topics could not be created; send SIGHUP again: %s"
+        logger.error(text, error)
     else:
         logger.info("the settings were reloaded")
-        if restart:
-            logger.warning("settings that need a restart keep their values: %s", ", ".join(restart))
+    if restart:
+        logger.warning("settings that need a restart keep their values: %s", ", ".join(restart))
 
 
 def _await_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:

@@ -236,9 +236,11 @@ class TopicDirectory:
             # Others were deleted meanwhile, by another node.
             wanted = {topic: wanted[topic] for topic in made if topic not in created}
             if not wanted:
-                return created
-        text = f"other nodes delete the topic {min(wanted)!r} while it is created; try again"
-        raise StorageError("log.refused", text)
+                break
+        for topic in wanted:
+            text = f"other nodes delete the topic {topic!r} while it is created; try again"
+            refused[topic] = StorageError("log.refused", text)
+        return created
 
     async def _make(
         self, wanted: Mapping[str, TopicSettings], refused: Refusals
@@ -271,7 +273,10 @@ class TopicDirectory:
                 again = await self._kafka.make({name: configs[name]})
                 new |= again[0]
                 failed |= again[1]
-        ids = await self._kafka.ids_of({one: old_ids[one] for one in old_ids.keys() - failed})
+        ids, silent = await self._kafka.ids_of(
+            {one: old_ids[one] for one in old_ids.keys() - failed}
+        )
+        failed |= silent
         failed |= await self._kafka.adopt({name: configs[name] for name in ids.keys() - new})
         refused |= {topic: failed[name] for topic, name in names.items() if name in failed}
         return {

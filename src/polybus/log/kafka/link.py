@@ -267,6 +267,15 @@ class KafkaLink:
 
         Waits for leaders; topics that no longer exist are left out. Raises StorageError.
         """
+        found, silent = await self.offsets_known(names, when, isolation)
+        if silent:
+            raise StorageError("log.unreachable", f"no leader for {sorted(silent)[:3]}")
+        return found
+
+    async def offsets_known(
+        self, names: list[str], when: int, isolation: int = READ_COMMITTED
+    ) -> tuple[dict[str, int], set[str]]:
+        """`offsets` of the topics whose leaders answer; and the other ones that exist."""
         found: dict[str, int] = {}
         missing = set(names)
         deadline = self.loop.time() + ANSWER_TIMEOUT_S
@@ -289,8 +298,8 @@ class KafkaLink:
                         missing.discard(name)
             if missing:
                 if self.loop.time() > deadline:
-                    raise StorageError("log.unreachable", f"no leader for {sorted(missing)[:3]}")
+                    break
                 await self.refreshed(tries)
                 tries += 1
                 missing &= set(self.partitions)
-        return found
+        return found, missing & self.partitions.keys()

@@ -1,4 +1,4 @@
-"""LZ4 frames, faster than with a general compressor: large blocks, and the size is known ahead.
+"""LZ4 frames, faster than with a general compressor: one block or few, and the size is known ahead.
 
 The frames are those of the LZ4 specification, with independent blocks, no checksum of the content
 (a RecordBatch has one) and the content's size in the header. Every Kafka program reads them. A
@@ -20,9 +20,10 @@ MAGIC = 0x184D2204
 VERSION = 0x40
 INDEPENDENT, BLOCK_SUMS, SIZED, CONTENT_SUM, DICTIONARY = 0x20, 0x10, 0x08, 0x04, 0x01
 FLAGS = VERSION | INDEPENDENT | SIZED
-BLOCK_KIND = 0x70
-"""The largest kind of blocks: of 4 MiB."""
-BLOCK_BYTES = 4 << 20
+BLOCK_KINDS = {0x40: 64 << 10, 0x50: 256 << 10, 0x60: 1 << 20, 0x70: 4 << 20}
+"""The kinds of blocks that a frame announces, and their size: other programs allocate as much."""
+LARGEST = 0x70
+BLOCK_BYTES = BLOCK_KINDS[LARGEST]
 PLAIN = 0x80000000
 """Marks the size of a block that is not compressed."""
 HEADER = struct.Struct("<IBBQ")
@@ -38,7 +39,8 @@ MALFORMED = "the LZ4 frame is malformed"
 def compress(data: Buffer) -> list[Buffer]:
     """A frame with the data, in pieces."""
     view = memoryview(data)
-    head = HEADER.pack(MAGIC, FLAGS, BLOCK_KIND, len(view))
+    fitting = (one for one, size in BLOCK_KINDS.items() if len(view) <= size)
+    head = HEADER.pack(MAGIC, FLAGS, next(fitting, LARGEST), len(view))
     pieces: list[Buffer] = [head, bytes([_sum_of(head)])]
     for at in range(0, len(view), BLOCK_BYTES):
         plain = view[at : at + BLOCK_BYTES]
@@ -59,7 +61,7 @@ def decompress(data: Buffer) -> Buffer:
     """The content of a frame. Raises ValueError, or an error of the decompressor's."""
     view = memoryview(data)
     magic, flags, kind, size = HEADER.unpack_from(view) if len(view) >= BEGIN else (0, 0, 0, 0)
-    if (magic, flags, kind) != (MAGIC, FLAGS, BLOCK_KIND):
+    if (magic, flags) != (MAGIC, FLAGS) or kind not in BLOCK_KINDS:
         found: bytes = codec.lz4_decode(data)
         return found
     if view[HEADER.size] != _sum_of(view[: HEADER.size]) or size > RATIO_MAX * len(view):
@@ -77,7 +79,7 @@ def decompress(data: Buffer) -> Buffer:
             target[done : done + len(block)] = block
             done += len(block)
         else:
-            room = min(BLOCK_BYTES, size - done)
+            room = min(BLOCK_KINDS[kind], size - done)
             done += cramjam.lz4.decompress_block_into(block, target[done:], output_len=room)
     if done != size:
         raise ValueError(MALFORMED)

@@ -126,13 +126,19 @@ class Fetched:
 
 
 def frames(data: bytes) -> Iterator[RecordFrame]:
-    """The whole RecordBatches in the bytes of a fetch; the last one may be cut off."""
+    """The whole RecordBatches in the bytes of a fetch; the last one may be cut off.
+
+    Where no RecordBatch can begin, the rest of the bytes is one, which `decode_frame` refuses.
+    """
     at, whole = 0, memoryview(data)
     while len(data) - at >= HEADER.size:
         fields = HEADER.unpack_from(data, at)
         end = at + LENGTH_END + fields[1]
-        if not at + HEADER.size <= end <= len(data):
+        is_header = fields[3] == MAGIC and end >= at + HEADER.size
+        if is_header and end > len(data):
             return
+        if end < at + HEADER.size or end > len(data):
+            end = len(data)
         yield RecordFrame(whole[at:end], fields)
         at = end
 

@@ -308,10 +308,10 @@ class KafkaTopics:
             await self._link.refreshed()
         raise StorageError("log.refused", f"Kafka does not remove old messages of {name}")
 
-    async def ids_of(self, old_ids: Mapping[str, str]) -> dict[str, str]:
+    async def ids_of(self, old_ids: Mapping[str, str]) -> tuple[dict[str, str], Refusals]:
         """Kafka's ids of topics, other than these, once the brokers list all of them.
 
-        Raises StorageError `log.unreachable`.
+        Those that they do not list with a leader in time have StorageError `log.unreachable`.
         """
         found: dict[str, str] = {}
         tries = 0
@@ -324,12 +324,14 @@ class KafkaTopics:
                     if shown != old_ids[name]:
                         found[name] = shown
             if len(found) == len(old_ids):
-                return found
+                break
             await self._link.refreshed(tries)
             tries += 1
-        missing = min(old_ids.keys() - found.keys())
-        text = f"Kafka does not list the topic {missing} after {ANSWER_TIMEOUT_S:.0f} s"
-        raise StorageError("log.unreachable", f"{text}; check its brokers")
+        refused: Refusals = {}
+        for name in old_ids.keys() - found.keys():
+            text = f"Kafka shows no leader of the topic {name} after {ANSWER_TIMEOUT_S:.0f} s"
+            refused[name] = StorageError("log.unreachable", f"{text}; check its brokers")
+        return found, refused
 
     async def write(self, records: Sequence[TopicRecord]) -> int:
         """Add records, each once or twice; return the offset of the last when they are safe.

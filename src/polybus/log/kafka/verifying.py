@@ -10,10 +10,11 @@ messages is looked at by the caller.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
+from aiokafka.errors import for_code
 from aiokafka.protocol.admin import DescribeConfigsRequest
 
 from polybus.batch import Batch
@@ -23,9 +24,9 @@ from polybus.log.interface import SHARED
 from polybus.log.kafka.fetch_session import Followed
 from polybus.log.kafka.following import AbortedRanges, fetch_bytes, from_offset
 from polybus.log.kafka.kafka_names import REGISTRY, kafka_name
-from polybus.log.kafka.link import EARLIEST, LATEST, KafkaLink
+from polybus.log.kafka.link import ANSWER_TIMEOUT_S, EARLIEST, LATEST, KafkaLink
 from polybus.log.kafka.reader import LEADER_S, PAGE_BYTES, shared_link
-from polybus.log.kafka.record_batch import Fetched, RecordFrame, decode_frame, frames
+from polybus.log.kafka.record_batch import HEADER, Fetched, RecordFrame, decode_frame, frames
 from polybus.log.kafka.registry import TOPIC_RESOURCE, TopicRecord, counts
 from polybus.log.verify.verify import Damage, VerifyProgress, VerifyReport
 from polybus.structs import decode
@@ -33,15 +34,19 @@ from polybus.structs import decode
 SYSTEM = (REGISTRY, SHARED)
 """What is in Kafka beside topics of the bus."""
 LOOKS = 5
+FETCH_S = 5.0
+"""A fetch that fails for so long may ask for what is no longer there."""
+NO_LEADER = "it has no leader that answers"
 Look = Callable[[str, Batch], Iterable[tuple[int, str]]]
 """Gives the offsets of messages that are damaged, and why."""
 
 
 @dataclass(slots=True)
 class CheckedTopic:
-    """A topic, where the check has got to, and where it ends."""
+    """A topic under one of Kafka's ids, where the check has got to, and where it ends."""
 
     followed: Followed
+    id: bytes
     stop: int
     is_compacted: bool
 
@@ -77,7 +82,11 @@ class ClusterCheck:
         system = self._planned(names)
         for one in system:
             self._check(one)
-        live = self._live(next(one for one in system if one.followed.topic == REGISTRY))
+        registry = next((one for one in system if one.followed.topic == REGISTRY), None)
+        if registry is None:
+            self._damaged(REGISTRY, "no topic of the bus can be checked without it")
+            return self._report
+        live = self._live(registry)
         for topic in live:
             self._report.count(topic, topics=1)
         for one in self._planned({one: kafka_name(one, self._prefix) for one in live}):
@@ -86,62 +95,82 @@ class ClusterCheck:
 
     def _live(self, registry: CheckedTopic) -> list[str]:
         """The topics that exist, sorted; one that Kafka does not have is a damage."""
+        missing: dict[tuple[str, str], str] = {}
         for tries in range(LOOKS):
-            # A broker may know a new topic later than others.
+            # Nodes create and delete topics meanwhile; a broker may know of them later than others.
+            # A new topic is in Kafka before it is in the registry, and leaves it after that.
+            self._read_on(registry)
             self._link.run(self._link.refreshed(tries))
-            if not self._missing():
+            before, missing = missing, self._missing()
+            if not missing:
                 break
-        if self._missing():
-            # A deletion is in the registry before Kafka's topic goes.
-            name = registry.followed.name
-            registry.stop = self._link.run(self._link.offsets([name], LATEST))[name]
-            self._check(registry)
-        missing = self._missing()
-        for topic, reason in missing.items():
-            self._damaged(topic, reason)
+        for (topic, found), reason in missing.items():
+            if (topic, found) in before:
+                self._damaged(topic, reason)
+            else:
+                self._note(f"topic {topic!r} was created or deleted meanwhile")
         live = {one.topic for one in self._records.values() if not one.deleted}
-        return sorted(live - missing.keys())
+        return sorted(live - {topic for topic, _ in missing})
+
+    def _read_on(self, registry: CheckedTopic) -> None:
+        """Read what nodes have added since; if there is no leader now, what was there counts."""
+        name = registry.followed.name
+        registry.stop = max(registry.stop, self._offsets([name], LATEST)[0].get(name, 0))
+        self._check(registry)
 
     def _planned(self, names: dict[str, str]) -> list[CheckedTopic]:
-        run, kafka = self._link.run, list(names.values())
-        starts = run(self._link.offsets(kafka, EARLIEST))
-        stops = run(self._link.offsets(kafka, LATEST))
-        compacted = self._compacted(kafka)
+        # What is recreated from now on has another id.
+        kafka, states = list(names.values()), self._link.partitions
+        starts, silent = self._offsets(kafka, EARLIEST)
+        stops, silent_later = self._offsets(list(starts), LATEST)
+        silent |= silent_later
+        compacted = self._compacted(names)
         found = []
         for topic, name in names.items():
             self._note_replicas(topic, name)
-            if name in starts and name in stops:
+            state = states.get(name)
+            if state is not None and name in starts and name in stops:
                 followed = Followed(topic, name, 0, starts[name])
-                found.append(CheckedTopic(followed, stops[name], name in compacted))
+                is_compacted = name in compacted
+                found.append(CheckedTopic(followed, state.topic_id, stops[name], is_compacted))
                 self._total += stops[name] - starts[name]
+            elif name in silent:
+                self._damaged(topic, NO_LEADER)
             else:
                 self._note(f"topic {topic!r} was deleted meanwhile")
         return found
 
-    def _compacted(self, names: list[str]) -> set[str]:
+    def _offsets(self, names: list[str], when: int) -> tuple[dict[str, int], set[str]]:
+        """As the link's `offsets_known`."""
+        return self._link.run(self._link.offsets_known(names, when), 2 * ANSWER_TIMEOUT_S)
+
+    def _compacted(self, names: dict[str, str]) -> set[str]:
         """The Kafka topics from which records in the middle are removed."""
         if not names:
             return set()
-        resources = [(TOPIC_RESOURCE, name, ["cleanup.policy"]) for name in names]
+        topics = {name: topic for topic, name in names.items()}
+        resources = [(TOPIC_RESOURCE, name, ["cleanup.policy"]) for name in topics]
         answer = self._link.run(self._link.ask(DescribeConfigsRequest(resources)))
-        # One that cannot be asked for has no gap that is certainly a damage.
-        return {
-            name
-            for error, _, _, name, entries in answer.resources
-            if error or any("compact" in (value or "") for _, value, *_ in entries)
-        }
+        found = set()
+        for error, _, _, name, entries in answer.resources:
+            if error:
+                reason = f"Kafka does not show its settings ({for_code(error).__name__})"
+                self._note(f"topic {topics[name]!r}: {reason}, so gaps in it are not looked for")
+            if error or any("compact" in (value or "") for _, value, *_ in entries):
+                found.add(name)
+        return found
 
-    def _missing(self) -> dict[str, str]:
-        """The topics with a record that Kafka does not have, and what it has."""
+    def _missing(self) -> dict[tuple[str, str], str]:
+        """The topics with a record, and its id, that Kafka does not have; and what it has."""
         found = {}
         for topic, record in self._records.items():
             state = self._link.partitions.get(kafka_name(topic, self._prefix))
             if record.deleted or (state is not None and state.topic_id.hex() == record.id):
                 continue
-            found[topic] = "Kafka does not have it"
+            found[topic, record.id] = "Kafka does not have it"
             if state is not None:
                 text = f"Kafka has another topic of this name than the registry: id {record.id}"
-                found[topic] = f"{text} is gone"
+                found[topic, record.id] = f"{text} is gone"
         return found
 
     def _note_replicas(self, topic: str, name: str) -> None:
@@ -152,46 +181,95 @@ class ClusterCheck:
     # One topic
 
     def _check(self, one: CheckedTopic) -> None:
+        silent_at_s = time.monotonic() + LEADER_S
         while one.position < one.stop:
-            before = one.position
+            before, error = one.position, None
             try:
                 self._check_page(one)
             except LookupError:
                 # Retention was faster.
                 name = one.followed.name
-                start = self._link.run(self._link.offsets([name], EARLIEST)).get(name, one.stop)
+                start = self._offsets([name], EARLIEST)[0].get(name, before)
                 one.followed.position = max(before, start)
-            except StorageError as error:
+            except StorageError as caught:
+                error = caught
                 if error.code == "log.damaged":
                     self._lost(one, one.stop, error.text)
-                elif one.followed.name in self._link.partitions:
-                    raise
-                else:
-                    self._note(f"topic {one.followed.topic!r} was deleted meanwhile")
-                    one.followed.position = one.stop
+            if one.position == before:
+                self._stand(one, error, is_last=time.monotonic() > silent_at_s)
+            else:
+                silent_at_s = time.monotonic() + LEADER_S
             self._done += one.position - before
             if self._progress is not None:
                 self._progress(f"topic {one.followed.topic}", self._done, self._total)
 
+    def _stand(self, one: CheckedTopic, error: StorageError | None, *, is_last: bool) -> None:
+        """A page had nothing: is the topic still there, and does it still end where it did?
+
+        A new leader may not know yet that all replicas have its last messages: only if it stays so
+        (`is_last`) they are lost.
+        """
+        name, text = one.followed.name, f"topic {one.followed.topic!r} was"
+        self._link.run(self._link.refreshed())
+        state = self._link.partitions.get(name)
+        if state is None or state.topic_id != one.id:
+            self._note(f"{text} {'deleted' if state is None else 'recreated'} meanwhile")
+            one.followed.position = one.stop
+        elif is_last:
+            stop = self._offsets([name], LATEST)[0].get(name)
+            if stop is None:
+                self._lost(one, one.stop, NO_LEADER)
+            elif stop < one.stop:
+                self._lost(one, one.stop, f"its end is missing: it ends before offset {stop}")
+            elif error is not None:
+                self._lost(one, one.stop, error.text)
+            elif not one.is_compacted:
+                self._lost(one, one.stop, "Kafka gives no messages for these offsets")
+            # The last records of a compacted topic may be removed.
+            one.followed.position = one.stop
+
     def _check_page(self, one: CheckedTopic) -> None:
-        deadline = time.monotonic() + LEADER_S
+        deadline = time.monotonic() + FETCH_S
         fetching = fetch_bytes(self._link, one.followed, one.position, PAGE_BYTES, deadline)
         data, aborted = self._link.run(fetching, 2 * LEADER_S)
         ranges = AbortedRanges(aborted)
         before = one.position
-        for frame in frames(data):
+        page = list(frames(data))
+        for number, frame in enumerate(page):
+            if one.position >= one.stop:
+                break
             # A fetch may begin before its offset, in the middle of a RecordBatch.
             is_first = one.position == before
             if frame.next_offset > before or not is_first:
-                self._check_frame(one, frame, ranges, is_first=is_first)
+                limit = _next_begin(one, page, number + 1)
+                self._check_frame(one, frame, ranges, limit=limit, is_first=is_first)
             self._report.bytes += len(frame.data)
         if data and one.position == before:
-            self._lost(one, one.stop, "what Kafka has there is no RecordBatch")
+            behind = one.stop
+            if len(data) >= HEADER.size:
+                whole = RecordFrame(memoryview(data), HEADER.unpack_from(data))
+                behind = _behind(one, whole, one.stop)
+            self._lost(one, behind, "what Kafka has there is no RecordBatch")
 
     def _check_frame(
-        self, one: CheckedTopic, frame: RecordFrame, ranges: AbortedRanges, *, is_first: bool
+        self,
+        one: CheckedTopic,
+        frame: RecordFrame,
+        ranges: AbortedRanges,
+        *,
+        limit: int,
+        is_first: bool,
     ) -> None:
+        """`limit` is where the next RecordBatch begins, or the check of the topic ends."""
         topic, position = one.followed.topic, one.position
+        if frame.first_offset >= limit:
+            if one.is_compacted and limit == one.stop:
+                one.followed.position = limit
+            else:
+                # The checksum does not cover the offset.
+                reason = "messages are missing, or the offset of their RecordBatch is wrong"
+                self._lost(one, limit, reason)
+            return
         if frame.first_offset > position and not one.is_compacted:
             self._lost(one, frame.first_offset, "messages are missing before the next RecordBatch")
         if frame.first_offset < position and not is_first:
@@ -203,7 +281,7 @@ class ClusterCheck:
             _check_offsets(frame, fetched, one.is_compacted)
         except (StorageError, ValueError) as error:
             text = error.text if isinstance(error, StorageError) else str(error)
-            self._lost(one, frame.next_offset, text)
+            self._lost(one, _behind(one, frame, limit), text)
             return
         if not ranges.hides(fetched):
             for batch in from_offset(fetched.batches, position, 0):
@@ -244,6 +322,18 @@ class ClusterCheck:
 
     def _note(self, text: str) -> None:
         self._report.notes.append(text)
+
+
+def _next_begin(one: CheckedTopic, page: Sequence[RecordFrame], number: int) -> int:
+    """Where the next RecordBatch from a number on begins whose offset is possible; else the end."""
+    # A page may have ten thousands: mostly the first one answers.
+    begins = (page[at].first_offset for at in range(number, len(page)))
+    return next((begin for begin in begins if one.position < begin <= one.stop), one.stop)
+
+
+def _behind(one: CheckedTopic, frame: RecordFrame, limit: int) -> int:
+    """Where to continue behind a RecordBatch that is damaged, perhaps in its header."""
+    return frame.next_offset if one.position < frame.next_offset <= limit else limit
 
 
 def _check_offsets(frame: RecordFrame, fetched: Fetched, is_compacted: bool) -> None:

@@ -27,7 +27,7 @@ from polybus.services.accounts.configs import AccountConfigs
 from polybus.services.accounts.edits import ConfigEdits
 from polybus.services.accounts.login_turns import LoginTurns
 from polybus.services.accounts.records import Account, Token, account_name
-from polybus.services.accounts.settings import FileState
+from polybus.services.accounts.settings import AccountConfig, FileState
 from polybus.services.accounts.store import AccountStore
 from polybus.services.accounts.throttle import DELAY_S_MIN, Throttle
 from polybus.services.topics import make_account_topics
@@ -272,19 +272,32 @@ class Accounts:
                 continue
             try:
                 config = self.configs.read(name, state)
-                missing = self.configs.missing_topics(name, config)
-                try:
-                    await self.apart(self.configs.set_topics, name, config)
-                finally:
-                    # Some are there, also if another one was refused.
-                    if missing:
-                        await self.keep_topics(name, filter(self._bus.has_topic, missing))
+                await self._set_topics(name, state, config)
                 if name in self.store.accounts:
                     self.configs.use(name, state, config)
                     self._combine(name)
                     self.edits.used(name)
             except PolybusError as error:
                 self.configs.refuse(name, error)
+
+    async def _set_topics(self, name: str, state: FileState, config: AccountConfig) -> None:
+        """Set the topics of a file. Raises the first PolybusError, when all others are set."""
+        missing = self.configs.missing_topics(name, config)
+        first: PolybusError | None = None
+        try:
+            await self.apart(self.configs.set_topics, name, config)
+        except PolybusError as error:
+            first = error
+            if self._bus.is_late and error.code != "log.unreachable":
+                self.configs.put_off(name, state)
+        # Some are there, also if another one was refused.
+        if missing and (first is None or missing.keys() & set(self._bus.log.topics())):
+            try:
+                await self.keep_topics(name, filter(self._bus.has_topic, missing))
+            except PolybusError as error:
+                first = first or error
+        if first is not None:
+            raise first
 
     # Who is here
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import time
 from typing import Any
 
 import msgspec
@@ -26,6 +27,8 @@ from polybus.services.accounts.storage import AccountStorage
 from polybus.services.accounts.store import AccountStore
 
 logger = logging.getLogger("polybus.accounts")
+REFUSED_S = 30.0
+"""How long a file waits of which Kafka has refused a topic, unless the file changes."""
 
 
 class AccountConfigs:
@@ -44,6 +47,8 @@ class AccountConfigs:
         self._bus = bus
         self._bus_limits = limits
         self._files: dict[str, FileState] = {}
+        self._put_off: dict[str, tuple[FileState, float]] = {}
+        """Files that are not tried again before a monotonic time."""
         self._configs: dict[str, AccountConfig] = {}
         self.accounts: dict[str, Account] = {}
         self.granted: dict[str, dict[str, tuple[Grant, ...]]] = {}
@@ -68,7 +73,10 @@ class AccountConfigs:
         return {name: state_of(self._store.data, name) for name in found}
 
     def is_changed(self, name: str, state: FileState) -> bool:
-        """Whether an account's file is not the one that is used."""
+        """Whether an account's file is not the one that is used, and may be now."""
+        put_off, until_s = self._put_off.get(name, (UNREAD, 0.0))
+        if state == put_off and time.monotonic() < until_s:
+            return False
         # An account may have been deleted since somebody looked.
         return name in self._store.accounts and state != self._files.get(name)
 
@@ -84,6 +92,10 @@ class AccountConfigs:
         self._configs[name] = config
         self.problems.pop(name, None)
         self._note_severed(name)
+
+    def put_off(self, name: str, state: FileState) -> None:
+        """Kafka refused a topic of a file: it is not asked every second, by every node."""
+        self._put_off[name] = (state, time.monotonic() + REFUSED_S)
 
     def refuse(self, name: str, error: PolybusError) -> None:
         """A file is not used, for now: it is tried again at the next look."""
@@ -219,7 +231,7 @@ class AccountConfigs:
             self._give(name, to, ())
         known: tuple[dict[str, Any], ...] = (self.accounts, self.limits, self.quotas)
         self._excluded -= {pair for pair in list(self._excluded) if name in pair}
-        for one in (*known, self._configs, self._files, self.problems):
+        for one in (*known, self._configs, self._files, self._put_off, self.problems):
             one.pop(name, None)
         self.storage.forget(name)
 
