@@ -29,9 +29,9 @@ from polybus.client.http import blocking
 from polybus.errors import UsageError
 from polybus.lake import stopped
 from polybus.lake.table import LakeTable, open_table
-from polybus.log import layout
+from polybus.log import layout, spark_checkpoint
 from polybus.processes import started_ticks
-from polybus.spark import checkpoint, tables
+from polybus.spark import tables
 from polybus.spark.location import BusLocation
 from polybus.spark.pipelines.flows import FlowRunner
 from polybus.spark.pipelines.running import driver as driver_module
@@ -465,7 +465,7 @@ def test_a_full_disk_under_the_checkpoint_fails_the_flow_and_nothing_is_half_wri
     with running_bus(tmp_path, ["t"]) as bus:
         bus.publish("t", ["x"])
         with monkeypatch.context() as patched:
-            patched.setattr(checkpoint, "sync_path", full)
+            patched.setattr(spark_checkpoint, "sync_path", full)
             runner = FlowRunner(spark, BusLocation(bus.data), continuous=True)
             runner.start(flows(bus.data)[0])
             eventually(lambda: states(runner)["decode"][0] == "failed", timeout_s=90)
