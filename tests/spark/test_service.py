@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -110,7 +111,11 @@ def test_a_pipeline_runs_until_its_status_or_its_process_ends(tmp_path: Path) ->
         service.stop(gone)
 
 
-def test_a_long_path_gets_a_short_socket(tmp_path: Path) -> None:
+@pytest.mark.parametrize("temporary", ["t", "t" * 120])
+def test_a_long_path_gets_a_short_socket(
+    temporary: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", f"/{temporary}")
     path = service.socket_path(tmp_path / ("x" * 120))
     assert len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX
 

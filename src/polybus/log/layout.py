@@ -105,11 +105,14 @@ def private_key_path(data: Path) -> Path:
 
 
 def socket_path(wanted: Path) -> Path:
-    """The wanted path of a Unix socket or, if it is too long for one, one in a temporary folder."""
-    if len(os.fsencode(wanted)) <= SOCKET_PATH_BYTES_MAX:
-        return wanted
+    """The wanted path of a Unix socket or, if it is too long for one, one in a temporary folder.
+
+    The folder that TMPDIR names may be too long as well.
+    """
     digest = hashlib.blake2b(os.fsencode(wanted), digest_size=10).hexdigest()
-    return Path(tempfile.gettempdir()) / f"polybus-{os.getuid()}" / f"{digest}.sock"
+    name = f"polybus-{os.getuid()}/{digest}.sock"
+    paths = (wanted, Path(tempfile.gettempdir(), name), Path("/tmp", name))
+    return next(path for path in paths if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX)
 
 
 def trash_folder(data: Path) -> Path:
