@@ -32,6 +32,8 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(os, "_exit", exit_now)
     monkeypatch.setattr(early_end, "end_java", lambda: said.append("java"))
     monkeypatch.setattr(connect, "end_all", lambda: said.append("remote"))
+    # Those of this process belong to the session that the tests share.
+    monkeypatch.setattr(early_end, "remove_every_scratch", lambda: said.append("files"))
     monkeypatch.setattr(early_end, "END_JAVA_S", 0.0)
     monkeypatch.setattr(early_end, "EXIT_S", 0.01)
     return said
@@ -42,7 +44,7 @@ def test_what_runs_on_a_server_is_ended_before_the_process(said: list[str]) -> N
         early_end.end_early(
             threading.Event(), lambda: said.append("given up"), lambda: 0, flows_s=0
         )
-    assert said == ["java", "given up", "remote", "exit 0"]
+    assert said == ["java", "given up", "remote", "files", "exit 0"]
 
 
 def test_a_start_that_ends_with_its_java_process_decides_on_the_exit_code(
@@ -52,7 +54,7 @@ def test_a_start_that_ends_with_its_java_process_decides_on_the_exit_code(
     monkeypatch.setattr(early_end, "end_java", is_over.set)
     with pytest.raises(Done):
         early_end.end_early(is_over, lambda: None, lambda: 1, flows_s=0)
-    assert said == ["exit 1"]
+    assert said == ["files", "exit 1"]
 
 
 def test_a_start_that_is_over_in_time_ends_by_itself(said: list[str]) -> None:
