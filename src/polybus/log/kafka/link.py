@@ -123,7 +123,7 @@ class KafkaLink:
 
         Raises StorageError: `log.unreachable`, it takes too long; `log.closed`, the link has ended.
         """
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        future = self.begin(work)
         try:
             return future.result(timeout_s)
         except concurrent.futures.CancelledError as error:
@@ -132,6 +132,14 @@ class KafkaLink:
             future.cancel()
             text = f"Kafka did not answer within {timeout_s:.0f} s; the next call may succeed"
             raise StorageError("log.unreachable", text) from error
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Start a coroutine. Raises StorageError `log.closed`."""
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self.loop)
+        except RuntimeError as error:
+            work.close()
+            raise StorageError("log.closed", "the log is closed") from error
 
     def soon(self, callback: Callable[..., object], *arguments: object) -> None:
         with contextlib.suppress(RuntimeError):
