@@ -137,7 +137,7 @@ class ObjectStream(Generic[E]):
         raise NotImplementedError
 
     def _decode_large(self, text: Buffer, data_bytes: int) -> E:
-        """Decode an object whose data was passed on, and is empty here. Raises as `_decode` does."""
+        """Decode an object whose data was passed on and is empty here. Raises as `_decode` does."""
         raise NotImplementedError
 
     @property

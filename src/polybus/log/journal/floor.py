@@ -44,7 +44,7 @@ def load(data: Path) -> Floor | None:
 
 
 def load_or_make(data: Path, handed_over: Floor, disk: Disk) -> Floor:
-    """The floor; if it is damaged or missing, it is rewritten from the topics' hand-over offsets."""
+    """The floor; if damaged or missing, it is rewritten from the topics' hand-over offsets."""
     found = None
     try:
         found = load(data)
@@ -79,6 +79,6 @@ def _save(data: Path, floor: Floor, disk: Disk) -> None:
 
 
 def missing(topic: str, epoch: int, stop: int, floor: Floor) -> tuple[int, int] | None:
-    """The first and last offset that a topic which ends at `stop` has lost; None if it lost none."""
+    """The first and last offset that a topic ending at `stop` has lost; None if it lost none."""
     floor_epoch, floor_stop = floor.get(topic, (epoch, 0))
     return (stop, floor_stop - 1) if floor_epoch == epoch and stop < floor_stop else None

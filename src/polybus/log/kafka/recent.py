@@ -1,10 +1,11 @@
-"""Messages of topics in memory: the newest of all, and what readers of old ones read next.
+"""Messages of topics in memory: the newest of all, and what readers of older ones need next.
 
 Most readers follow the live end. The bus's thread adds, any thread reads. When all topics together
 hold more than the limit, the oldest batches are removed first.
 
-Who reads old messages gets them in pieces, and a fetch brings whole RecordBatches, which may be
-many pieces. What a piece leaves is kept for the next, so that no RecordBatch is fetched twice.
+A reader of old messages gets them in pieces, and a fetch brings whole RecordBatches, which may be
+many pieces. The rest after a piece is kept for the next one, so that no RecordBatch is fetched
+twice.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from polybus.log.kafka.producing import TopicQueue
 from polybus.log.kafka.registry import TopicRecord
 
 READERS_MAX = 16
-"""Of how many readers what a fetch has left is kept; that of each is a fetch at most."""
+"""For how many readers the rest of a fetch is kept."""
 
 
 class KafkaTopic(Followed):
@@ -77,7 +78,7 @@ class RecentMessages:
             if offset < topic.tail_start:
                 return None
             found: list[Batch] = []
-            # From the newest on: most readers need the last few only.
+            # From the newest on: most readers need only the last few.
             for batch in reversed(topic.tail):
                 if batch.last_offset < offset:
                     break
@@ -89,7 +90,7 @@ class RecentMessages:
 
 
 class ReadAhead:
-    """What fetches brought beyond the pieces that were asked for, by where it begins."""
+    """Messages that fetches brought beyond the requested pieces, by their first offset."""
 
     def __init__(self) -> None:
         self._left: OrderedDict[tuple[str, int, int], list[Batch]] = OrderedDict()
@@ -101,7 +102,7 @@ class ReadAhead:
             return self._left.pop((topic.name, topic.epoch, offset), None)
 
     def keep(self, topic: KafkaTopic, batches: Sequence[Batch], offset: int) -> None:
-        """Keep what begins at the offset, if there is any."""
+        """Keep the messages from the offset on, if there are any."""
         left = from_offset(list(batches), offset, topic.epoch)
         if left:
             with self._lock:
