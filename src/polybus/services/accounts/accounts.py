@@ -512,7 +512,7 @@ class Accounts:
             watcher.access_lost(to)
 
     def _follow_number(self) -> None:
-        """An account was created or deleted: the default one sees the bus only while it is alone."""
+        """An account was created or deleted: the default one sees the bus while it is alone."""
         if len(self.store.accounts) <= 2:
             is_reduced = not self.default.is_alone
             self._share(names.ACCOUNT, names.ACCOUNT, is_reduced=is_reduced)

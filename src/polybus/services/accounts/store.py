@@ -212,7 +212,7 @@ class AccountStore:
         self._drop(name)
 
     def set_password(self, name: str, password: str | None) -> None:
-        """Replace the password's hash; None allows tokens only. Raises as `get` does; StorageError."""
+        """Replace the password's hash; None allows only tokens. Raises as `get`; StorageError."""
         self._change(name, lambda account: msgspec.structs.replace(account, password=password))
 
     def grant(self, owner: str, to: str, topics: str, rights: Iterable[str]) -> Grant:
