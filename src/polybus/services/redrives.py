@@ -206,7 +206,7 @@ async def _feed(process: asyncio.subprocess.Process, lines: Sequence[str]) -> st
 
 
 async def _follow(process: asyncio.subprocess.Process, redrive: Redrive, before: int) -> None:
-    """Record the progress that the process reports, after each part of dead letters or at its end."""
+    """Record the progress that the process reports, after each part or at its end."""
     assert process.stdout is not None
     async for line in process.stdout:
         with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):

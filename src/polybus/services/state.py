@@ -164,7 +164,7 @@ def changing_stopped_bus(data: Path, *, fsync: bool) -> Iterator[sqlite3.Connect
 
 
 def _opened(path: Path, *, fsync: bool) -> sqlite3.Connection:
-    """Open the file after examining it: from now on SQLite may change it and the files beside it."""
+    """Open the file after examining it: SQLite may now change it and the files beside it."""
     found = open_or_renew(path, fsync=fsync)
     for damage in found[-DAMAGES_LOGGED_MAX:]:
         logger.error("%s: %s: %s", DAMAGED, path, damage)

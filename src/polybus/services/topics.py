@@ -14,7 +14,7 @@ from polybus.log.interface import Log, TopicSettings
 
 
 async def create_topic(bus: Bus, name: str, settings: TopicSettings | None = None) -> None:
-    """Create a topic. Raises as Bus.create_topic does; StorageError if the cluster does not answer."""
+    """Create a topic. Raises as Bus.create_topic; StorageError if the cluster does not answer."""
     if not bus.is_late:
         bus.create_topic(name, settings)
         return
@@ -41,7 +41,7 @@ async def create_missing(log: Log, wanted: Mapping[str, TopicSettings]) -> None:
 
 
 async def delete_topic(bus: Bus, name: str, *, is_admin: bool = False) -> None:
-    """Delete a topic. Raises as Bus.delete_topic does; StorageError if the cluster does not answer."""
+    """Delete a topic. Raises as Bus.delete_topic; StorageError if the cluster does not answer."""
     if not bus.is_late:
         bus.delete_topic(name, is_admin=is_admin)
         return

@@ -240,7 +240,7 @@ def _is_missed(row: dict[str, Any], job: UndeliveredJob | RangesJob) -> bool:
 
 
 def _undelivered_in(text: str | None) -> list[dict[str, Any]]:
-    """The undelivered events of a message; none if it is invalid: administrators may write there."""
+    """The undelivered events of a message; none if invalid: administrators may write there."""
     try:
         message = decode(text or "", EventsMessage)
         events = [one for one in message.events if one.get("kind") == UNDELIVERED]

@@ -155,7 +155,7 @@ class QueryWorker:
         yield ROWS, sink.getvalue().to_pybytes()
 
     def _finds_more(self, job: SearchJob, search: Search) -> bool:
-        """Whether more messages match after those of an export; also True if that takes too long."""
+        """Whether more messages match after an export's; also True if that takes too long."""
         left = msgspec.structs.replace(job, limit=1, time_s=MORE_S, form=None)
         left.start, left.stop = search.left
         more = Search(self._data, left)

@@ -124,7 +124,7 @@ class Broadcasts:
         ]
 
     def take_heard(self, heard: int) -> list[ClusterEntry]:
-        """Take the broadcasts that all sessions have heard, or never will; this node removes them."""
+        """Take broadcasts that all sessions have heard, or never will; this node removes them."""
         over = [name for name, seen_s in self._overflowed.items() if self._removes(name, seen_s)]
         for name in over:
             del self._overflowed[name]
