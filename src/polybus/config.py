@@ -137,7 +137,8 @@ class Limits(Settings, frozen=True):
     udp_peers_max: int = 10_000
     """UDP addresses that the bus remembers."""
     udp_idle_s: float = 300.0
-    """A UDP address that sends nothing for this time, or beyond loopback no proof, is forgotten."""
+    """A UDP address that sends nothing for this time is forgotten; beyond loopback, also one that
+    sends no proof."""
     detect_timeout_s: float = 10.0
     """How long after its first byte a connection may take to show its protocol."""
     login_timeout_s: float = 60.0
@@ -157,8 +158,9 @@ class Limits(Settings, frozen=True):
     producers_max: int = 10_000
     """Transaction producers whose last batch is remembered, so that a repeated batch is ignored."""
     account_connections_max: int = 10_000
-    """Connections that are logged in to one account. Each `account-…` limit is for every account
-    but the default one, and the account's own config may set another."""
+    """Connections that are logged in to one account. Each `account-…` limit applies to every
+    account but the default one, and the account's own config may set another.
+    """
     account_sessions_max: int = 10_000
     """Open sessions of one account."""
     account_topics_max: int = 10_000
@@ -291,7 +293,7 @@ class Otlp(Settings, frozen=True):
 
     endpoint: str = ""
     """URL to which metrics are sent as OTLP/HTTP with JSON, for example
-    `http://127.0.0.1:4318/v1/metrics`; empty: nowhere."""
+    `http://127.0.0.1:4318/v1/metrics`; if empty, none are sent."""
     interval_s: float = 60.0
     """Time between two reports."""
 
@@ -300,7 +302,7 @@ class Queries(Settings, frozen=True):
     """SQL and searches over HTTP, which run in processes of their own."""
 
     workers_max: int = 3
-    """Query processes at a time; each runs one query. They start when they are needed."""
+    """Concurrent query processes; each runs one query. They start on demand."""
     time_s_max: float = 60.0
     """A query that takes longer is ended."""
     rows_max: int = 100_000
@@ -308,15 +310,16 @@ class Queries(Settings, frozen=True):
     memory_bytes_max: int = 512 << 20
     """Memory of one query."""
     idle_s: float = 60.0
-    """A process that had no query for this time is ended."""
+    """An idle query process is ended after this time."""
 
 
 class AccountSettings(Settings, frozen=True):
     """Who may use the bus without an account, and who may create one."""
 
     default: Literal["loopback", "off", "open"] = "loopback"
-    """Who uses the default account without a login: clients on this machine, nobody, or everybody.
-    A bus with `open` that listens beyond loopback needs `--insecure`."""
+    """Who may use the default account without a login: clients on this machine, nobody, or
+    everybody. A bus with `open` that listens beyond loopback needs `--insecure`.
+    """
     signup: bool = False
     """Whether anybody may create an account over HTTP."""
 
@@ -388,7 +391,7 @@ class DeclaredTopic(Settings, frozen=True):
 
     @property
     def is_decoded_specially(self) -> bool:
-        """Whether the pipeline needs to know more of the topic than its name."""
+        """Whether the pipeline needs more settings of the topic than its name."""
         plain = DeclaredTopic(name=self.name, retention=self.retention)
         return msgspec.structs.replace(self, schema_file=None) != plain
 

@@ -288,7 +288,7 @@ def _accept_old_spellings(raw: dict[str, Any]) -> None:
 
 
 def _apply_environment(raw: dict[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
-    """Set what variables say; return their names by the keys that they set."""
+    """Apply environment variables; return their names by the keys that they set."""
     variables = {}
     for name, text in sorted(environ.items()):
         if not name.startswith("POLYBUS_") or name in NOT_SETTINGS:
@@ -348,7 +348,7 @@ def _place_of(text: str, path: str | os.PathLike[str] | None, variables: Mapping
 
 
 def _find(content: str, parts: list[str]) -> int | None:
-    """Where the last part of a key is that the file has, in TOML or JSON."""
+    """The position of the last part of a key in a TOML or JSON file."""
     at, found, last = 0, None, ""
     for part in parts:
         if part.startswith("["):
@@ -368,7 +368,7 @@ def _find(content: str, parts: list[str]) -> int | None:
 
 
 def _entry(content: str, at: int, name: str, number: int) -> int | None:
-    """Where an entry of a list begins: a table `[[name]]`, or a brace."""
+    """The position where an entry of a list begins: a table `[[name]]`, or a brace."""
     tables = list(re.finditer(rf"^\s*\[\[\s*{re.escape(name)}\s*\]\]", content, re.MULTILINE))
     if tables:
         return tables[number].end() if number < len(tables) else None

@@ -11,7 +11,7 @@ from typing import NamedTuple
 TABLE = """
 # Topics
 topic.unknown: there is no such topic → polybus topics create NAME creates it; polybus topics list
-topic.recreated: the topic was deleted and created again, with other messages
+topic.recreated: the topic was deleted and created again, so its earlier messages are gone
     → start again with the new topic
 topic.exists: a topic of that name already exists → use it, or another name
 topic.invalid: the name is empty, too long or not printable → use a-z 0-9 . _ - in the name
@@ -24,7 +24,7 @@ topic.damaged: a notice, in pack 0: a topic of the session is damaged; the sessi
     position in it
     → polybus verify lists the damage
 topic.deleted: a topic you were subscribed to was deleted → subscribe again when it exists again
-message.unknown: the topic holds no message at this offset → list its messages for those it has
+message.unknown: the topic holds no message at this offset → list its messages to see which it has
 message.too-large: the message is too large to be shown in every protocol
     → read its value as application/octet-stream
 topic.too-many: the bus has reached its limit of topics → delete some, or raise limits.topics-max
@@ -40,9 +40,9 @@ blob.arriving: another connection is sending the same payload for the same topic
     → try again when that upload has ended
 blob.mismatch: the SHA-256 of the payload is not the one announced; the payload was removed
     → send the payload again from its beginning
-blob.position: the upload does not continue where the bytes that the bus has end
+blob.position: the upload does not continue where the bytes that the bus already has end
     → ask how many bytes it has and continue there, or begin again at 0
-blob.range: the requested range begins behind the end of the blob → ask for bytes that it has
+blob.range: the requested range begins after the end of the blob → request bytes that it has
 blob.too-many: the bus has reached its limit of blobs
     → let retention remove messages, or raise limits.blobs-max
 
@@ -59,7 +59,7 @@ client.timeout: the bus did not answer a request in time
     → raise connect_timeout_s, or check the load of the bus
 client.answer-invalid: an HTTP server answers at the address, but not a bus
     → check the port and the proxy
-client.running: the event stream is already running → call run once at a time
+client.running: the event stream is already running → wait until run has returned
 client.closed: the client was closed or never opened → use it inside `async with`
 client.receipt-unknown: neither a receipt nor a refusal came for this message; it may or may not be
     stored
@@ -119,7 +119,7 @@ log.refused: Kafka refused to store messages, or to create, change or delete a t
     → the text names Kafka's error; check the rights of the bus's user in Kafka, and the brokers
 log.too-large: Kafka refuses a message of this size
     → raise max.message.bytes of the topic in Kafka, or lower limits.message-bytes-max
-log.history-busy: a hand-over, retention or a backup changes or reads the history
+log.history-busy: a hand-over, retention or a backup is using the history
     → wait until it has ended
 
 # Tables
@@ -258,7 +258,7 @@ session.overflow: a notice, in pack 0: a session was full and lost its oldest me
 session.unset: a notice, in pack 0: the session does not exist → create another
 state.failed: the state of the bus cannot be read or written: state.db, or in a cluster the brokers
     → check the disk of the data folder, or the brokers
-state.damaged: a part of state.db was damaged and is given up; the damaged file is beside it as
+state.damaged: a part of state.db was damaged and is lost; the damaged file was kept as
     state.db.damaged-N
     → clients of lost sessions open new ones; lost consumers report again; a lost producer needs
     takeOver
@@ -292,7 +292,7 @@ commit.file: a staged file is missing or damaged → run the batch again
 commit.producer: a producer's name is invalid → use letters, digits, . _ -
 commit.too-large: a transaction is over its limit
     → lower maxOffsetsPerTrigger, or raise limits.transaction-bytes-max
-commit.value-too-large: a value is over the bus's limit
+commit.value-too-large: a value is over the limit of the bus
     → raise limits.message-bytes-max, or leave it out
 commit.too-many: there are too many producers → raise limits.producers-max
 commit.unknown: the producer has committed nothing yet
@@ -329,14 +329,14 @@ account.no-token: there is no such token → polybus accounts token list
 account.damaged: the record of an account is lost or damaged, and nobody can log in to it
     → restore account.json from a backup, or delete the account
 account.rate: the account publishes too fast → slow down, or raise its limits
-account.bytes: the account of the topic stores as much as its limit allows
+account.bytes: the account that owns the topic has reached its storage limit
     → delete topics, shorten their retention, or raise its limit
 account.sessions: the account has too many sessions → end some, or raise its limit
 account.topics: the account has too many topics → delete some, or raise its limit
 account.connections: the account has too many connections → close some, or raise its limit
 accounts.open: anyone on the network could use the bus without a login
     → set accounts.default to loopback and create accounts, or start with --insecure
-accounts.none: the bus listens on the network, and has no account to log in to
+accounts.none: the bus listens on the network, but has no account to log in to
     → polybus accounts create, or listen on 127.0.0.1
 signup.too-many: too many accounts were created by sign-up in the last hour
     → try again later, or raise limits.signups-per-address-hour-max
@@ -378,8 +378,8 @@ cluster.library-missing: the package that speaks to Kafka is not installed
     → pip install 'polybus[cluster]'
 commit.fenced: another node of the cluster has begun a transaction of the same producer
     → ask again; if that repeats, two programs use one producer
-cluster.entry: an entry that nodes share cannot be read and is left out
-    → if it is not of a newer version of Polybus, change what it names again
+cluster.entry: an entry that the nodes share cannot be read and is ignored
+    → unless a newer version of Polybus wrote it, repeat the change to what it names
 cluster.no-kafka: Maven, which fetches Kafka's jars, is missing or failed
     → install the package maven, and check its settings
 cluster.failed: a broker or node of polybus cluster did not start → the text has its last lines
@@ -447,7 +447,7 @@ pipeline.unknown-output: a flow has no output, or an output has no flow
 pipeline.cycle: datasets depend on each other in a cycle → break the cycle
 pipeline.query: Spark cannot run a flow's query → correct the line it names
 pipeline.unsupported: Polybus cannot run this declaration → follow the text
-pipeline.changed: a flow was changed and does not fit its checkpoint any more
+pipeline.changed: a flow was changed and no longer fits its checkpoint
     → undo the change, or start the flow over with --reset
 pipeline.stop-timeout: the pipeline was asked to stop and still runs
     → wait, or end the process it names

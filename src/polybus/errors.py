@@ -35,7 +35,8 @@ class PolybusError(Exception):
     def bare(self) -> Self:
         """The error without its frames, to be kept.
 
-        A kept error refers to the frames it passed, and one of them often to whatever keeps it.
+        A kept error refers to the frames it passed, and one of them often refers to the object that
+        keeps it.
         """
         self.__traceback__ = self.__context__ = self.__cause__ = None
         return self

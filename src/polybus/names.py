@@ -13,7 +13,7 @@ ACCOUNT = "default"
 # All clients may read them; only the bus and its administrator write. A closed list, because other
 # names that begin with `$` are keywords of protocols (`$subscribe`, `$error`).
 SYSTEM_TOPICS = ("$alerts", "$audit", "$commits", "$events", "$metrics", "$stats")
-# What every account has of its own: `$events` of the account `shop` is `shop/$events`.
+# Every account has its own of these: `$events` of the account `shop` is `shop/$events`.
 ACCOUNT_SYSTEM_TOPICS = ("$alerts", "$events", "$stats")
 _ACCOUNT = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _PLAIN = re.compile(r"[a-z0-9._$-]+")
@@ -84,6 +84,6 @@ def topic_in(folder: str) -> str:
 
 
 def meant(word: str, known: Iterable[str]) -> str:
-    """`; did you mean …?` with the known words nearest to one that is unknown, else nothing."""
+    """`; did you mean …?` with the known words nearest to an unknown one, else empty."""
     near = difflib.get_close_matches(word.lower(), list(known), n=2, cutoff=0.65)
     return f"; did you mean {' or '.join(near)}?" if near else ""

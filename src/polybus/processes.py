@@ -1,4 +1,4 @@
-"""Processes: whether one still runs, what this one holds, and folders for temporary files.
+"""Processes: whether one still runs, how much memory this one has, and temporary folders.
 
 A scratch folder belongs to the process that holds the lock of its file `lock`. The next process
 that makes one of the same kind removes those of processes that were killed.
@@ -16,7 +16,7 @@ from pathlib import Path
 LOCK = "lock"
 NEW_LOCK = "lock.new"
 UNLOCKED_AGE_S = 3600.0
-"""A folder without a lock of this age was left before it was locked."""
+"""A folder of this age without a lock belongs to a process that ended before it locked it."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _held: dict[Path, int] = {}
 
@@ -61,7 +61,7 @@ def new_scratch(kind: str) -> Path:
     folder = Path(tempfile.mkdtemp(prefix=f"polybus-{kind}-"))
     _held[folder] = descriptor = os.open(folder / NEW_LOCK, os.O_CREAT | os.O_RDWR, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
-    # Locked from the moment that it has this name: a sweep never finds it unlocked.
+    # Locked before it gets this name, so a sweep never finds it unlocked.
     os.rename(folder / NEW_LOCK, folder / LOCK)
     return folder
 
@@ -74,7 +74,7 @@ def remove_scratch(folder: Path) -> None:
 
 
 def remove_every_scratch() -> None:
-    """Remove all that this process has made, before an end that runs nothing else."""
+    """Remove all scratch folders of this process, before an exit that runs no cleanup."""
     for folder in [*_held]:
         remove_scratch(folder)
 

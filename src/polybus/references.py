@@ -1,12 +1,12 @@
-"""References: the row of a message whose payload is a blob, and how every reader knows it.
+"""References: the row of a message whose payload is a blob, and how readers recognise it.
 
 The value of such a row is the reference itself, as JSON that people, DuckDB and msgstream clients
 can use as it is:
 
     {"reference":{"id":"…","size":3,"sha256":"…","type":"text/plain","url":"/v1/blobs/…"}}
 
-The header `polybus-reference` with the blob's id says that the bus has written it: clients cannot
-send headers whose names begin with `polybus-`, so nobody can refer to a blob of others.
+The header `polybus-reference` with the blob's id proves that the bus wrote it: clients cannot
+send headers whose names begin with `polybus-`, so no client can refer to another's blob.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ have the type of their values, and the parts of `allOf` are taken together, also
 several of them describe.
 
 A logical type of Avro counts where JSON has a notation for it that Spark converts: `decimal` is
-DECIMAL up to its 38 digits, and the times that Avro writes as numbers stay numbers, because Spark
+DECIMAL up to 38 digits, and the times that Avro writes as numbers stay numbers, because Spark
 would take them for seconds.
 """
 

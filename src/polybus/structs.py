@@ -1,9 +1,9 @@
 """Decoding into typed values, from any thread.
 
 msgspec prepares a Struct when it is decoded for the first time, and takes no lock. If a second
-thread decodes it meanwhile, it follows a null pointer and the process ends. So a type is prepared
-here, by one thread at a time, before it is used. A `Decoder` at the top of a module is as good:
-modules are imported once.
+thread decodes it meanwhile, it follows a null pointer and the process ends. So this module prepares
+a type, in one thread at a time, before its first use. A `Decoder` at the top of a module is safe
+too: modules are imported once.
 """
 
 from __future__ import annotations

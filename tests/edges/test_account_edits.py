@@ -82,7 +82,7 @@ async def test_a_change_that_nobody_made_is_seen(tmp_path: Path) -> None:
     report = verify(tmp_path)
     assert report.intact, "it may be an edit"
     (note,) = report.notes
-    assert str(config_of(tmp_path)) in note and "if nobody did that, it is damaged" in note
+    assert str(config_of(tmp_path)) in note and "if no person changed it, it is damaged" in note
     assert "config    changed at 20" in shown(tmp_path)
     async with run_bus(data=str(tmp_path)) as node:
         await until(lambda: len(told(node)) == 2)

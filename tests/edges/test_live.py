@@ -268,5 +268,5 @@ async def test_a_channel_that_fails_is_logged_once_and_others_are_shown(
         for _ in range(4):
             await hear(websocket, 2)
     assert [one.message for one in caplog.records].count(
-        "what pages follow cannot be shown: graph"
+        "live figures cannot be computed: graph"
     ) == 1

@@ -130,7 +130,7 @@ def test_bytes_that_changed_on_the_disk_of_a_broker_are_named(
         (lambda found: [*found[:2], found[0], *found[2:]], "repeat", (0, 1)),
         (lambda found: [_counting(found[0], 1), *found[1:]], "1 messages for 2", (0, 1)),
         (lambda found: [_counting(found[0], 3), *found[1:]], "offset 0 is not above", (0, 1)),
-        (lambda found: [], "no RecordBatch", (0, 1)),
+        (lambda found: [], "not a RecordBatch", (0, 1)),
     ],
 )
 def test_record_batches_out_of_order_are_named(

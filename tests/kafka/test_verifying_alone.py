@@ -279,7 +279,7 @@ def test_what_is_behind_the_end_of_a_compacted_topic_is_no_damage(
     report = check()
     assert (said(report), report.messages) == ([], 1)
     (note,) = [one for one in report.notes if "'t'" in one]
-    assert "TopicAuthorizationFailedError" in note and "gaps in it are not looked for" in note
+    assert "TopicAuthorizationFailedError" in note and "it is not checked for gaps" in note
 
 
 def test_topics_that_are_recreated_all_the_time_are_no_damage(link: ToldLink) -> None:

@@ -1,6 +1,6 @@
 """One large payload through the bus, beside `cp` and nginx with the same file: bytes per second.
 
-All write to the same disk and sync what they have written, but nginx, which does not sync. Each GET
+All write to the same disk and sync, except nginx, which does not sync. Each GET
 is read to its end and not stored. `grown` is how much the bus grew at most meanwhile.
 """
 

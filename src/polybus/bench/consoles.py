@@ -62,7 +62,7 @@ def _read(page: ClientConnection) -> None:
 
 
 def _poll(host: str, port: int, stop: threading.Event, loaded: threading.Barrier) -> None:
-    """Load what a page loads again, each second what is due."""
+    """Reload what a page reloads, each second what is due."""
     bus = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
     second = 0
     # A bus that goes away fails the measurement by itself.

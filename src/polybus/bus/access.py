@@ -28,7 +28,7 @@ class Quota:
         self._paid_us = 0
 
     def change(self, messages_per_s: float, bytes_per_s: float) -> None:
-        """Have other rates from now on. What is owed stays."""
+        """Set other rates. A debt stays."""
         self.messages_per_s, self.bytes_per_s = messages_per_s, bytes_per_s
 
     def refusal(self, now_us: int) -> PolybusError | None:

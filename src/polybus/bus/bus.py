@@ -63,7 +63,7 @@ class Bus:
         return sorted(found, key=lambda topic: topic.name)
 
     def every_topic(self) -> Iterable[Topic]:
-        """All topics, system topics too, unsorted; use it up before the next await."""
+        """All topics, system topics too, unsorted; exhaust it before the next await."""
         return chain(self._topics.values(), self._system.values())
 
     def topic_names(self, *, system: bool = False) -> list[str]:
@@ -156,7 +156,7 @@ class Bus:
     def delete_topic(self, name: str, *, is_admin: bool = False) -> None:
         """Remove a topic, its messages and its subscriptions.
 
-        An administrator may delete a system topic if it is damaged; an empty one takes its place.
+        An administrator may delete a system topic if it is damaged; an empty one replaces it.
 
         Raises:
             UsageError: `topic.unknown` or `topic.reserved`.
@@ -189,7 +189,7 @@ class Bus:
             subscriber.topic_deleted(name)
 
     def watch(self, watcher: TopicWatcher) -> None:
-        """Tell a watcher of every topic that is created or deleted, before subscribers know."""
+        """Notify a watcher of every topic that is created or deleted, before its subscribers."""
         self._watchers.append(watcher)
 
     # Subscriptions
@@ -220,7 +220,7 @@ class Bus:
         offset: int,
         deliver: Callable[[Batch], int | None] | None = None,
     ) -> int | None:
-        """Deliver what memory holds from `offset` on, and subscribe if that is not too much.
+        """Deliver what memory holds from `offset` on, and subscribe if it is small enough.
 
         Returns None when the subscriber is live, with no gap and no repeat; else the offset to
         continue from when the subscriber has taken what it got. `deliver` replaces the
@@ -386,7 +386,7 @@ class Bus:
                 return topics, batches, ticket
             except (StorageError, UsageError):
                 topics = None
-        # Not all can be accepted: find out which, and why not.
+        # Not all can be accepted: find out which cannot, and why.
         found = [(self._accept_one(batch, publisher), batch) for batch in batches]
         accepted = [batch for topic, batch in found if topic is not None]
         ticket = self._last_ticket if accepted else 0

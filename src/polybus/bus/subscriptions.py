@@ -42,15 +42,15 @@ class Subscriber(Protocol):
 
     The bus calls these methods from its one thread, in offset order per topic. They return at once:
     a subscriber that cannot keep up queues, drops or disconnects by its own policy. `publisher` is
-    whom to hold back meanwhile; None if nobody can be.
+    the one to hold back meanwhile; None if none can be held back.
     """
 
     protocol: ClassVar[str]
     """Its protocol, for the traffic figures."""
     takes_own: bool = True
-    """Whether it receives the messages it published itself (not so in goMS and queues)."""
+    """Whether it receives its own messages (in goMS and queues it does not)."""
     sender: str = ""
-    """The sender of the messages that it publishes itself, if it does not take those."""
+    """The sender name of its own messages, if it does not receive them."""
 
     def deliver(self, batch: Batch, publisher: Publisher | None = None) -> None:
         """Take one batch of a topic it is subscribed to."""
@@ -77,7 +77,7 @@ class Subscriber(Protocol):
             self.deliver(batch)
 
     def topic_created(self, topic: str) -> bool:
-        """A topic was created, and it subscribes to every new one; return whether to this one."""
+        """A topic was created; return whether to subscribe to it. Called for `subscribe_new`."""
         return True
 
     def topic_deleted(self, topic: str) -> None:

@@ -44,11 +44,11 @@ class Topic:
         traffic.add(len(batch), batch.value_bytes)
 
     def spare(self, batch: Batch, protocol: str) -> None:
-        """Correct for a subscriber that did not get a batch because it sent it."""
+        """Subtract a batch that a subscriber did not get because it sent it."""
         self._deliver(protocol, -len(batch), -batch.value_bytes)
 
     def past_delivered(self, batch: Batch, protocol: str) -> None:
-        """Count a batch of the past that one subscriber got."""
+        """Count a batch from the log that one subscriber got."""
         self._deliver(protocol, len(batch), batch.value_bytes)
 
     def settle(self) -> None:

@@ -1,6 +1,7 @@
 """The command line: `polybus VERB`. Each verb is a module or folder, imported when it is used.
 
-Beside the verbs there are `common`, which they share, and `reference`, which writes their pages.
+Besides the verbs there are `common`, which they share, and `reference`, which generates their
+pages.
 """
 
 import importlib
@@ -60,7 +61,7 @@ GROUPS = {
     },
 }
 VERBS = {verb: text for group in GROUPS.values() for verb, text in group.items()}
-# Packages of extras: what to say when one is missing.
+# Packages of extras, with the message if one is missing.
 MISSING = {
     "deltalake": ("lake.library-missing", "deltalake is not installed"),
     "duckdb": ("sql.engine-missing", "DuckDB is not installed"),
@@ -102,7 +103,7 @@ class LazyGroup(click.Group):
             raise click.UsageError(text, ctx) from error
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """The verbs that fit; without importing them."""
+        """The matching verbs, without importing them."""
         fitting = [verb for verb in VERBS if verb.startswith(incomplete)]
         options = super().shell_complete(ctx, incomplete) if incomplete.startswith("-") else []
         return [*(CompletionItem(verb, help=VERBS[verb]) for verb in fitting), *options]
@@ -130,9 +131,9 @@ class LazyGroup(click.Group):
 
 
 def end_quietly_until_started() -> None:
-    """End with 0 at once if a signal asks for it during the start; ignore a request to reload.
+    """Exit with 0 at once at a stop signal during the start; ignore a request to reload.
 
-    The data folder is then as after a kill, and a start accepts whatever a kill leaves.
+    The data folder is then as after a kill, which the next start accepts.
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os._exit(0))

@@ -149,7 +149,7 @@ def delete(config: Config, name: str, yes: bool) -> None:
         click.confirm(f"Delete {name} with all its topics and messages?", abort=True, err=True)
 
     def delete_offline(store: AccountStore, log: Log) -> None:
-        # Its sessions, consumers and staged files would wait for the next account of this name.
+        # Its sessions, consumers and staged files would pass to the next account of this name.
         text = "only a running bus can end the sessions of an account; start the bus first"
         raise UsageError("account.stopped", text)
 
@@ -183,7 +183,7 @@ def grant(config: Config, name: str, topics: str, rights: str) -> None:
 @click.argument("topics", metavar="OWNER/TOPIC-PATTERN")
 @settings_options
 def revoke(config: Config, name: str, topics: str) -> None:
-    """Take a grant back; subscriptions by it end at once."""
+    """Revoke a grant; its subscriptions end at once."""
     owner, shared = _shared(topics)
 
     def revoke_offline(store: AccountStore, log: Log) -> None:
@@ -201,15 +201,17 @@ def token() -> None:
 
 @token.command("create", epilog="Example: polybus accounts token create shop --topics orders.*")
 @name_argument
-@click.option("--topics", default="", help="Patterns of topics, separated by commas; else all.")
-@click.option("--rights", default="", help="Rights, separated by commas; else all.")
-@click.option("--expires", help="After this time, as 12h or 30d, or at an ISO time.")
+@click.option(
+    "--topics", default="", help="Patterns of topics, separated by commas.  [default: all]"
+)
+@click.option("--rights", default="", help="Rights, separated by commas.  [default: all]")
+@click.option("--expires", help="Expires after this time, such as 12h or 30d, or at an ISO time.")
 @settings_options
 @json_option
 def create_token(
     config: Config, name: str, topics: str, rights: str, expires: str | None, as_json: bool
 ) -> None:
-    """Make a token and print it, once: it is stored nowhere."""
+    """Make a token and print it once: its secret is not stored."""
     limits: dict[str, Any] = {
         "topics": [one.strip() for one in topics.split(",") if one.strip()],
         "rights": [one.strip() for one in rights.split(",") if one.strip()],
@@ -261,7 +263,7 @@ def _account(config: Config, name: str) -> dict[str, Any]:
 
 
 def _ask(config: Config, offline: Offline, method: str, path: str, body: Any = None) -> Any:
-    """Ask the running bus, or do it in the files of a stopped one."""
+    """Use the running bus, or the files of a stopped one."""
     data = Path(config.data)
     run = admin.running(data)
     if run is not None:

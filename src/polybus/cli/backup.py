@@ -19,7 +19,7 @@ EXAMPLE = "Example: polybus backup /backups/monday --base /backups --data /var/l
     "--base",
     metavar="BACKUP",
     type=click.Path(file_okay=False, path_type=Path),
-    help="An earlier backup, or a folder of backups, of which the newest is taken.",
+    help="An earlier backup, or a folder of backups: the newest one is used.",
 )
 @click.option("--no-tables", is_flag=True, help="Leave out tables and the pipeline's checkpoints.")
 @settings_options
@@ -27,11 +27,11 @@ EXAMPLE = "Example: polybus backup /backups/monday --base /backups --data /var/l
 def backup(config: Config, folder: Path, base: Path | None, no_tables: bool, as_json: bool) -> None:
     """Copy everything of a running or stopped bus to a new folder, then verify the copy.
 
-    The copy has every message that had a receipt when the command began. Files that do not change
-    any more are hard links where the file system allows it: to those of the bus, or to those of
-    an earlier backup with `--base`, if they have the same bytes. A backup with links is whole: the
-    earlier one can be deleted. A pipeline must be stopped, because it changes the tables. The exit
-    code is 1 if the copy, and so the bus, has damage.
+    The copy has every message that had a receipt when the command began. Immutable files are hard
+    links where the file system allows it: to those of the bus, or to those of an earlier backup
+    with `--base`, if they have the same bytes. A backup with links is complete: the earlier one can
+    be deleted. A pipeline must be stopped, because it changes the tables. The exit code is 1 if the
+    copy, and so the bus, has damage.
     """
     from polybus.services.backup import backup as make
     from polybus.services.backup import find_base

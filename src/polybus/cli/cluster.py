@@ -1,7 +1,7 @@
-"""`polybus cluster`: a whole cluster on this machine, to try what happens when a part of it dies.
+"""`polybus cluster`: a whole cluster on this machine, to try out failures of its parts.
 
 The brokers are a real Kafka, the nodes are `polybus serve` processes with `log = "kafka://…"`. This
-process only starts them, says when one has ended, and ends all of them with itself.
+process only starts them, reports when one has ended, and ends all of them when it exits.
 """
 
 import asyncio
@@ -52,7 +52,9 @@ Example:
 )
 @click.option("--topic", "topics", multiple=True, help="Create this topic if it is missing.")
 @click.option(
-    "--demo", is_flag=True, help="Publish to the topic demo all the time, and say what to try."
+    "--demo",
+    is_flag=True,
+    help="Publish to the topic demo continuously, and print commands to try.",
 )
 def up(brokers: int, nodes: int, data: Path, topics: tuple[str, ...], demo: bool) -> None:
     """Start brokers and nodes; end all of them at SIGTERM or Ctrl-C.
@@ -138,7 +140,7 @@ def _pid(kafka: KafkaBrokers, number: int) -> str:
 
 
 def _watch(stop: threading.Event, kafka: KafkaBrokers, running: dict[str, "NodeProcess"]) -> None:
-    """Wait for the end, and name what ends before."""
+    """Wait for the end, and report processes that end before."""
     ended: set[str] = set()
     while not stop.wait(LOOK_S):
         gone = {name for name, node in running.items() if not node.is_running()}
@@ -179,7 +181,7 @@ class NodeProcess:
         self._process = process = subprocess.Popen(
             [sys.executable, "-m", "polybus.cli", "serve", *where, *wanted],
             env=os.environ | self._settings,
-            # Its end is the end of this process, however that ends.
+            # It ends with this process, however that ends.
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

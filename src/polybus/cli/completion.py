@@ -24,7 +24,7 @@ Examples:
 @click.argument("shell", type=click.Choice(SHELLS), required=False)
 @click.option("--install", is_flag=True, help="Set it up for every new shell of this user.")
 def completion(shell: str | None, install: bool) -> None:
-    """Print the completion script of a shell, or install it. SHELL is yours if it is not given."""
+    """Print the completion script of a shell, or install it. By default SHELL is your shell."""
     name = shell or Path(os.environ.get("SHELL", "")).name
     if name not in SHELLS:
         shown = f"the shell {name}" if name else "this shell"
@@ -37,7 +37,7 @@ def completion(shell: str | None, install: bool) -> None:
 
 
 def script(shell: str) -> str:
-    """The script that a shell has to run."""
+    """The script for a shell."""
     from polybus.cli import main
 
     made = get_completion_class(shell)
@@ -46,7 +46,7 @@ def script(shell: str) -> str:
 
 
 def _install(shell: str) -> Path:
-    """Write the file that the shell reads by itself; zsh has none, so a line in its own."""
+    """Write the completion file of the shell; zsh has none, so add a line to its startup file."""
     if shell == "zsh":
         path = Path(os.environ.get("ZDOTDIR") or Path.home()) / ".zshrc"
         before = path.read_text() if path.exists() else ""

@@ -47,7 +47,7 @@ def check(config_path: str | None, as_json: bool) -> None:
 
 
 def open_risks(config: Config) -> Iterator[str]:
-    """What others than the user of the bus can do, with the key that permits it."""
+    """What users other than the owner of the bus can do, with the key that permits it."""
     who = {
         "open": "everybody who can reach the bus is the default account (accounts.default = open)",
         "loopback": "every program on this machine is the default account "

@@ -50,7 +50,7 @@ def warn(name: str, text: str, todo: str) -> Check:
     return Check(name, "warn", text, todo)
 
 
-# What needs a package. Its versions are those that the package's own metadata requires.
+# Features by the package that they need. The package metadata has the required versions.
 USES = {
     "pyspark": "the data pipeline",
     "pyarrow": "everything",
@@ -83,7 +83,7 @@ def doctor(config: Config, as_json: bool) -> None:
 
 
 def missing_for_pipeline(master: str | None) -> str:
-    """What the data pipeline lacks on this machine, and how to get it; empty if nothing."""
+    """What the data pipeline lacks on this machine, and how to install it; empty if nothing."""
     problem = _problem("pyspark")
     lacks = ""
     if problem:

@@ -21,7 +21,7 @@ Examples:
 )
 @click.argument("blob_id", metavar="ID")
 @url_option
-@click.option("--output", type=click.Path(dir_okay=False), help="The file; by default ID.")
+@click.option("--output", type=click.Path(dir_okay=False), help="The file.  [default: ID]")
 @json_option
 def get(blob_id: str, url: str, output: str | None, as_json: bool) -> None:
     """Download the payload that a reference names, with resume.
@@ -29,7 +29,7 @@ def get(blob_id: str, url: str, output: str | None, as_json: bool) -> None:
     ID is the id in a reference. An unfinished download stays as OUTPUT.part, and the same command
     continues there. The file gets its name when its SHA-256 is right.
     """
-    # The id is a file's name only if it is one.
+    # Use the id as a file name only if it is valid.
     name = blob_id if references.is_blob_id(blob_id) else "blob"
     target = Path(output or name)
     path = asyncio.run(_download(url, blob_id, target, quiet=as_json))

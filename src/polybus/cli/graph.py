@@ -52,7 +52,7 @@ def graph(config: Config, svg: str | None, as_json: bool) -> None:
 
 
 def lines_of(nodes: Sequence[DrawnNode], edges: Sequence[DrawnEdge]) -> list[str]:
-    """Each topic with who sends to it and who reads it; then what flows write."""
+    """Each topic with its senders and readers; then the outputs of flows."""
     by_id = {node["id"]: node for node in nodes}
     lines: list[str] = []
     for node in nodes:

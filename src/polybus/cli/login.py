@@ -27,7 +27,7 @@ Examples:
 @click.argument("user", required=False)
 @click.option("--token-stdin", is_flag=True, help="Store a token from the first line of stdin.")
 @click.option(
-    "--expires", default="30d", show_default=True, help="End of the token, as 12h or 30d."
+    "--expires", default="30d", show_default=True, help="Lifetime of the token, such as 12h or 30d."
 )
 @click.option("--out", is_flag=True, help="Revoke the stored token, and forget it.")
 @http_url_option

@@ -44,11 +44,11 @@ def migrate(
 ) -> None:
     """Copy topics with all their messages from files to Kafka, or from Kafka to files.
 
-    The bus must be stopped. Nothing is removed from the source. Run it again after a break: it
-    continues where it was. Each topic is compared when it is copied.
+    The bus must be stopped. Nothing is removed from the source. After an interruption, run it
+    again: it continues. Each topic is verified when it is copied.
 
-    Kafka keeps epochs and offsets, so that readers continue at their positions. Files give topics
-    new epochs. Settings of `cluster` come from the config file or the environment.
+    In Kafka topics keep their epochs and offsets, so that readers continue at their positions. In
+    files topics get new epochs. Settings of `cluster` come from the config file or the environment.
     """
     if source.startswith(KAFKA) == target.startswith(KAFKA):
         raise click.UsageError(f"one of --from and --to is a folder, the other begins with {KAFKA}")
@@ -95,7 +95,7 @@ def _opened(config: Config, where: str, callbacks: LogCallbacks | None = None) -
     with ExitStack() as stack:
         settings = _settings(config, where)
         if where.startswith(KAFKA):
-            # A node has a folder, which has nothing that this needs later.
+            # A node needs a folder; this one is temporary.
             folder = stack.enter_context(TemporaryDirectory(prefix="polybus-migrate-"))
             settings = msgspec.structs.replace(settings, data=folder, log=where)
         log = open_log(settings, callbacks)

@@ -165,7 +165,7 @@ def _explained(error: PolybusError, url: str) -> PolybusError:
 
 
 async def _copies(file: BinaryIO, data: str | None, count: int) -> AsyncIterator[list[bytes]]:
-    # Standard input is read only when the bus is reached.
+    # Read standard input only once the bus is reached.
     message = file.read() if data is None else os.fsencode(data)
     for first in range(0, count, BATCH_MAX):
         yield [message] * min(BATCH_MAX, count - first)

@@ -1,4 +1,4 @@
-"""`polybus restore`: a data folder from a backup."""
+"""`polybus restore`: creates a data folder from a backup."""
 
 from pathlib import Path
 

@@ -26,7 +26,7 @@ Examples:
 def sessions() -> None:
     """Open, fill and end msgstream sessions.
 
-    Whoever has the key of a session can read it: treat the key as a password.
+    Anyone with the key of a session can read it: treat the key as a password.
     """
 
 

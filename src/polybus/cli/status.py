@@ -1,4 +1,4 @@
-"""`polybus status`: how the bus of a data folder is, in a few lines."""
+"""`polybus status`: the state of the bus of a data folder, in a few lines."""
 
 import shutil
 import time
@@ -26,7 +26,7 @@ LOW_DISK_SHARE = 0.05
 def status(config: Config, as_json: bool) -> None:
     """Show the state of the bus in a few lines: health, traffic, consumers, disk.
 
-    Exit 0 if the bus runs and all is well, 1 if it does not run or something is wrong.
+    Exit 0 if the bus runs without problems, else 1.
     """
     data = existing_data(config)
     run = admin.running(data)
@@ -69,7 +69,7 @@ def _figures(run: admin.RunningBus, data: Path) -> dict[str, Any]:
 
 
 def _health(run: admin.RunningBus) -> list[str]:
-    """What the bus itself says is wrong."""
+    """The problems that the bus itself reports."""
     url = f"http+unix://{quote(run.admin, safe='')}"
     try:
         answer = request(url, "GET", "/readyz", timeout_s=ANSWER_TIMEOUT_S).decode()

@@ -143,7 +143,7 @@ def migrate(config: Config, as_json: bool) -> None:
 
 
 def _tables(data: Path, name: str | None = None) -> list[dict[str, Any]]:
-    """What the tables of this name, or all, have."""
+    """The properties of the tables of this name, or of all tables."""
     from polybus.lake.folders import name_in, table_folders
     from polybus.lake.table import LakeTable
     from polybus.lake.typed import SCHEMA, SCHEMA_VERSION

@@ -62,8 +62,12 @@ def _count_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command("torture")
 @click.option("--for", "seconds", callback=_seconds, help="How long: 90s, 2m, 1h.  [default: 2m]")
 @_count_options
-@click.option("--full", is_flag=True, help="The published numbers of all faults, but those given.")
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Choose what to do; any if unset.")
+@click.option(
+    "--full", is_flag=True, help="The published counts of all faults, except those given."
+)
+@click.option(
+    "--seed", type=click.IntRange(0, 2**32 - 1), help="Seed of the rounds; random if unset."
+)
 @click.option("--round", "one", callback=_round, metavar="FAULT:N", help="Run one round again.")
 @click.option(
     "--folder",
@@ -129,7 +133,7 @@ def torture(
         campaign = Campaign(place, seed, _teller(update, as_json=as_json), jobs)
         ended = _run(campaign, one, chosen, seconds or DEFAULT_S)
     if campaign.is_clean:
-        # Of rounds that were interrupted there is nothing to look at.
+        # Interrupted rounds leave nothing to examine.
         shutil.rmtree(place)
     _show(campaign, as_json)
     if ended is not None:

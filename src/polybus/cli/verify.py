@@ -27,8 +27,7 @@ def verify(config: Config, as_json: bool) -> None:
     Each damage is a line with the topic, the file and the offsets that are lost; or, in state.db,
     the session, pack, consumer or producer; or a file of an account or a table.
 
-    The bus must be stopped. Of one over Kafka it reads what the brokers have; nodes may run
-    meanwhile.
+    The bus must be stopped. With Kafka it reads what the brokers have; nodes may run meanwhile.
     """
     place = place_of(config) if config.is_cluster else read_place(Path(config.data))
     if place is None:
@@ -70,7 +69,7 @@ def end_with(
 ) -> NoReturn:
     """Print the result, and end with 0 if the folder is intact, else 1.
 
-    `more` is what the JSON has beyond the report.
+    `more` has the fields of the JSON beyond the report.
     """
     if as_json:
         echo_json({"intact": report.intact} | msgspec.to_builtins(report) | (more or {}))

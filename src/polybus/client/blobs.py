@@ -1,4 +1,4 @@
-"""Large payloads of a client: sent from a file or an iterator, and downloaded, with resume.
+"""Large payloads of a client: upload from a file or an iterator, and download, with resume.
 
 Both use HTTP, which every detected port speaks, whatever the scheme of the client's URL. They run
 on threads, so that a slow disk does not stop the event loop.
@@ -29,7 +29,7 @@ from polybus.wire.positions import Position
 
 Source = str | os.PathLike[str] | BinaryIO | AsyncIterator[bytes]
 BlobProgress = Callable[[int, int | None], None]
-"""Called with the bytes so far and, if known, in all."""
+"""Called with the bytes so far and, if known, in total."""
 PIECE_BYTES = 1 << 20
 PART_SUFFIX = ".part"
 QUEUED_MAX = 4
@@ -52,7 +52,7 @@ class _Stored(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class _Put:
-    """How payloads are sent to a topic."""
+    """Sends payloads to a topic."""
 
     options: ClientOptions
     topic: str
@@ -64,7 +64,7 @@ class _Put:
         return f"/v1/topics/{quote(self.topic, safe='')}/blob"
 
     def arrived_bytes(self, sha256: str) -> int:
-        """How much of a payload the bus has, of an upload that was interrupted."""
+        """How many bytes the bus has of an interrupted upload."""
         url, tls, head = _url(self.options), self.options.tls, _head(self.options)
         with opened(url, "GET", f"{self._path}?sha256={sha256}", headers=head, tls=tls) as answer:
             return decode(_all_of(answer), _Arrived).bytes
@@ -72,7 +72,7 @@ class _Put:
     def send(
         self, pieces: Iterator[bytes], *, sha256: str = "", start: int = 0, size: int | None = None
     ) -> tuple[Position, Reference]:
-        """Send a payload, or what is missing of it; the answer comes when it is durable."""
+        """Send a payload, or its missing part; the answer comes when it is durable."""
         sent = start
 
         def counted() -> Iterator[bytes]:
@@ -121,8 +121,8 @@ async def upload(
 ) -> tuple[Position, Reference]:
     """Publish a payload; return its position and reference when both are durable.
 
-    A file that can be read twice is: its SHA-256 names the upload, which continues where an earlier
-    one was interrupted, also one of another process.
+    A regular file is read twice: its SHA-256 identifies the upload, which continues where an
+    earlier one, also of another process, was interrupted.
 
     Raises PolybusError: the bus's refusal, or why it could not be reached.
     """
@@ -133,7 +133,7 @@ async def upload(
         try:
             return await asyncio.to_thread(put.send, bridge)
         finally:
-            # The source may not end by itself, and nobody needs the rest of it.
+            # The source may be endless, and the rest of it is not needed.
             bridge.close()
             feeding.cancel()
             await asyncio.wait([feeding])
@@ -144,7 +144,7 @@ async def upload(
 
 
 async def _upload_file(put: _Put, file: BinaryIO) -> tuple[Position, Reference]:
-    """Send a file; one that can be read again continues where an earlier upload was interrupted."""
+    """Send a file; a seekable one continues where an earlier upload was interrupted."""
     if not file.seekable():
         return await asyncio.to_thread(put.send, _pieces(file))
     begin = file.tell()
@@ -162,7 +162,7 @@ async def _upload_file(put: _Put, file: BinaryIO) -> tuple[Position, Reference]:
 
 
 async def _until_done(options: ClientOptions, attempt: Callable[[], T]) -> T:
-    """Repeat what was interrupted, if the client reconnects."""
+    """Repeat an interrupted transfer, if the client reconnects."""
     backoff = Backoff()
     while True:
         try:
@@ -180,12 +180,12 @@ async def download(
     *,
     progress: BlobProgress | None = None,
 ) -> Path:
-    """Write a payload to a file, which has its name when it is complete and checked.
+    """Write a payload to a file, which gets its name when it is complete and verified.
 
     An unfinished download is `TARGET.part`, and continues where it ended, also in another process.
 
-    Raises PolybusError: `blob.unknown`; `blob.damaged`, what arrived has another SHA-256; and if
-    the bus cannot be reached and the client does not reconnect.
+    Raises PolybusError: `blob.unknown`; `blob.damaged` if the received bytes have another SHA-256;
+    and if the bus cannot be reached and the client does not reconnect.
     """
     blob_id = blob if isinstance(blob, str) else blob.id
     if not references.is_blob_id(blob_id):
@@ -216,7 +216,7 @@ def _pieces(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _get(options: ClientOptions, blob_id: str, part: Path, progress: BlobProgress | None) -> None:
-    """Append what is missing of a payload to a file."""
+    """Append the missing part of a payload to a file."""
     have = part.stat().st_size if part.exists() else 0
     head = {"range": f"bytes={have}-", **_head(options)} if have else _head(options)
     try:
@@ -238,7 +238,7 @@ def _get(options: ClientOptions, blob_id: str, part: Path, progress: BlobProgres
     except UsageError as error:
         if error.code != "blob.range":
             raise
-        # Everything is there already; whether it is right, its SHA-256 will tell.
+        # The file is complete; its SHA-256 will be checked.
     except OSError as error:
         raise PolybusError(
             "client.disconnected", f"the download was interrupted: {error}"
@@ -293,7 +293,7 @@ class _Bridge:
                 break
             except queue.Empty:
                 if self._closed.is_set():
-                    # Else this thread would wait forever, and the program with it.
+                    # Otherwise this thread, and the program with it, would wait forever.
                     raise PolybusError("client.closed", "the upload was cancelled") from None
         if piece is None:
             raise StopIteration

@@ -63,7 +63,7 @@ def connect(  # noqa: PLR0913 - all named by the caller
             certificate is always verified.
         ssl_context: all settings of TLS, in place of `ca_file`.
         on_error: called with each refusal of a message that was published without a receipt; by
-            default a refusal is logged.
+        default refusals are logged.
 
     Raises:
         UsageError: `client.url`, `client.scheme` or `client.ca-file`.
@@ -151,7 +151,7 @@ class Client:
         receipt: bool = False,
         retry: bool = False,
     ) -> Position | None:
-        """PendingPublish one message; text is encoded as UTF-8.
+        """Publish one message; text is encoded as UTF-8.
 
         Without a receipt this usually returns at once, and a broken connection may lose the
         message. With `receipt` it returns the message's position when the message is durable.
@@ -178,7 +178,7 @@ class Client:
         receipt: bool = False,
         retry: bool = False,
     ) -> Position | None:
-        """PendingPublish many messages at once, all with the same headers.
+        """Publish many messages at once, all with the same headers.
 
         The receipt, if requested, covers them all; the position is that of the last one. Otherwise
         like `publish`.
@@ -208,7 +208,7 @@ class Client:
         call was interrupted; with `reconnect` this one waits for a bus that is gone.
 
         Raises:
-            PolybusError: the bus refused it (its code), or cannot be reached.
+            PolybusError: the bus refused it (with its code), or cannot be reached.
             UsageError: `client.closed`, `client.unsupported` (a queue), `topic.invalid`.
         """
         self._open_publisher()
@@ -226,8 +226,8 @@ class Client:
     ) -> Path:
         """Write the payload of a reference, or of an id, to a file; return its path.
 
-        What an earlier call has left in `TARGET.part` is not read again. With `reconnect` it waits
-        for a bus that is gone. The file is checked before it gets its name.
+        Bytes of an earlier call in `TARGET.part` are not downloaded again. With `reconnect` it
+        waits for a bus that is gone. The file is verified before it gets its name.
 
         Raises:
             PolybusError: `blob.unknown`, `blob.damaged`; without `reconnect`, what interrupted it.
@@ -287,7 +287,7 @@ class Client:
 
         Args:
             topics, start: for a session of its own, which ends with the stream.
-            session_key: an existing session, which keeps its topics and stays.
+            session_key: an existing session, which keeps its topics and is not deleted.
             transport: `"websocket"`, `"longpolling"` or `"shortpolling"`; by default as the URL.
             on_failure: decides what to do after an exception of a handler (client/msgstream.py).
 
@@ -300,9 +300,7 @@ class Client:
         self._need_http("events")
         wanted = tuple(topics)
         if session_key is not None and (wanted or start != "latest"):
-            text = (
-                "an existing session has its topics already; change them with Sessions.set_topics"
-            )
+            text = "an existing session keeps its topics; change them with Sessions.set_topics"
             raise UsageError("client.unsupported", text)
         packs = SessionStream(
             self._options, topics=wanted, start=start, key=session_key, transport=transport

@@ -110,7 +110,7 @@ class Link(asyncio.Protocol):
         return self._pending_bytes + (transport.get_write_buffer_size() if transport else 0)
 
     async def wait_for(self, *answers: asyncio.Future[Any], timeout_s: float | None) -> None:
-        """Wait until one of the answers is there, or nothing is sent for the timeout.
+        """Wait for one of the answers, or until nothing was sent for the timeout.
 
         So a large message may take longer on a slow line.
         """
@@ -281,9 +281,9 @@ class ClientConnection:
         self.restart()
 
     async def close(self, *, politely: bool) -> PolybusError | None:
-        """Disconnect; `politely` sends everything first and reads the bus's last answers.
+        """Disconnect; with `politely`, send everything first and read the bus's last answers.
 
-        Idempotent. Returns `client.disconnected` if the connection did not end in order.
+        Idempotent. Returns `client.disconnected` if the connection did not end cleanly.
         """
         self._closing = True
         failure = None
@@ -389,5 +389,5 @@ def reason(error: Exception) -> str:
     if isinstance(error, ssl.SSLError):
         return f"TLS: {error.reason or error}"
     if isinstance(error, OSError) and error.errno and error.errno > 0:
-        return os.strerror(error.errno).lower()  # asyncio's text names its own calls
+        return os.strerror(error.errno).lower()  # asyncio's text names internal calls
     return str(error) or type(error).__name__

@@ -45,7 +45,7 @@ class EventStream:
     """`Client.events` creates it; the module docstring has the rules.
 
     Attributes:
-        poll_interval_s: the time between short polls while there is nothing.
+        poll_interval_s: the time between short polls while there are no events.
     """
 
     def __init__(

@@ -81,13 +81,13 @@ class Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientOptions:
-    """Settings of a client; `connect` explains those that are not here.
+    """Settings of a client; `connect` explains the others.
 
     Attributes:
         close_timeout_s: how long the bus may take to read our last bytes on close.
         tls: the context for TLS connections; None means the system's certificates.
         message_bytes_max: the largest message that is accepted.
-        ready_bytes_max: how many bytes a subscription holds that were not read yet.
+        ready_bytes_max: how many unread bytes a subscription holds.
     """
 
     address: Address
@@ -156,7 +156,7 @@ def parse(url: str) -> Address:
     address = Address(scheme, parts.hostname, port, tls=tls, gzip=gzip, credentials=credentials)
     address = replace(address, others=places)
     if credentials or scheme == "queue":
-        # A queue that requires no token would take one for a message.
+        # A queue connector without token-required would take a token for a message.
         return address
     return replace(address, credentials=token_of(address.authority))
 
@@ -198,7 +198,7 @@ def environment_token() -> str | None:
 
 
 def read_token(path: str) -> str:
-    """The token in a file, without the space around it. Raises UsageError `client.token-file`."""
+    """The token in a file, without white space around it. Raises UsageError `client.token-file`."""
     try:
         token = Path(path).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:

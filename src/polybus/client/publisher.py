@@ -48,7 +48,7 @@ class Outgoing(abc.ABC):
 
     @abc.abstractmethod
     async def publish(self, publish: PendingPublish) -> None:
-        """Send without a receipt; returns at once unless too much waits to be sent."""
+        """Send without a receipt; returns at once unless too much is waiting to be sent."""
 
     @abc.abstractmethod
     async def flush(self) -> None:
@@ -57,7 +57,7 @@ class Outgoing(abc.ABC):
     async def publish_safely(self, publish: PendingPublish, *, retry: bool) -> Position:
         """Send and wait for the receipt of the last value, which covers all.
 
-        Raises as `Client.publish`; `client.receipt-unknown` has its reason in its text.
+        Raises as `Client.publish` does; the text of `client.receipt-unknown` has the reason.
         """
         while True:
             try:
@@ -149,7 +149,7 @@ class PendingReceipts:
         return self._refuse_one_of(out, error)
 
     def _refuse_one_of(self, out: list[PendingPublish], error: PolybusError) -> bool:
-        """One of these was refused, or a message without a receipt: report only what is certain."""
+        """Some message was refused, perhaps one without a receipt: report only what is certain."""
         if self._unproven:
             _refuse_all(out, _unclear(error))
             return False

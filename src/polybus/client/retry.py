@@ -1,4 +1,4 @@
-"""Retrying: the back-off between attempts, and the one loop that every transport uses."""
+"""Retries: the back-off between attempts, and the loop that every transport uses."""
 
 import asyncio
 import logging

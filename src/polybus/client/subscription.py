@@ -58,7 +58,7 @@ class Subscription(abc.ABC):
         self._closed = False
         self._current: Iterator[Message] = iter(())
 
-    # What each kind of subscription implements
+    # Implemented by each kind of subscription
 
     @abc.abstractmethod
     async def _open(self) -> None:

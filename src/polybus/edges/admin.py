@@ -1,9 +1,9 @@
-"""The administrator's ways in: a Unix socket in the data folder, and a token.
+"""Access for administrators: a Unix socket in the data folder, and a token.
 
-Both lead to the HTTP API, and permit what clients on the network may not do. Users who may open the
-socket's file are administrators. Other calls carry the token, DATA/admin.token, as `Authorization:
-Bearer …`; the bus creates it when it starts without one. `run.json` in the data folder names the
-socket, the process and its addresses while the bus runs.
+Both give access to the HTTP API, with rights that clients on the network do not have. Users who may
+open the socket's file are administrators. Other calls carry the token, DATA/admin.token, as
+`Authorization: Bearer …`; the bus creates it when it starts without one. `run.json` in the data
+folder names the socket, the process and its addresses while the bus runs.
 """
 
 import hmac
@@ -43,7 +43,7 @@ class AdminToken:
 def load_or_make(data: Path) -> AdminToken:
     """Read the token of a data folder, or create it, readable by its owner only.
 
-    A file that holds no token is replaced. Raises StorageError, it cannot be read or written.
+    A file without a valid token is replaced. Raises StorageError if it cannot be read or written.
     """
     path = admin_token_path(data)
     token = ""
@@ -51,7 +51,7 @@ def load_or_make(data: Path) -> AdminToken:
         if path.exists():
             token = path.read_text(errors="replace").strip()
             if not _is_token(token):
-                logger.error("%s: %s holds no token; a new one is written", NO_TOKEN, path)
+                logger.error("%s: %s has no valid token; a new one is written", NO_TOKEN, path)
         if not _is_token(token):
             token = secrets.token_urlsafe(TOKEN_BYTES)
             replace_file(path, f"{token}\n".encode(), mode=0o600)
@@ -61,7 +61,7 @@ def load_or_make(data: Path) -> AdminToken:
 
 
 def _is_token(text: str) -> bool:
-    """Whether it is long enough, and a header can carry it."""
+    """Whether it is long enough, and valid in a header."""
     return len(text) >= TOKEN_CHARACTERS_MIN and text.isascii() and text.isprintable()
 
 

@@ -1,4 +1,4 @@
-"""What every edge of one bus is given: the bus behind it, its accounts, and a record of errors."""
+"""The context of every edge of one bus: the bus, its accounts, and the record of errors."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from polybus.services.context import Context
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """The bus behind the edges, its accounts and blobs, and the record of peers' errors."""
+    """The bus, its accounts and blobs, and the record of peers' errors."""
 
     context: Context
     bad_peers: BadPeers

@@ -62,7 +62,7 @@ def clock_us() -> int:
 def open_log(config: Config, callbacks: LogCallbacks | None = None) -> Log:
     """The log that the settings ask for: in files, in Kafka, or in memory with topics in files.
 
-    Raises ConfigError `config.log`, the folder belongs to another kind of log; StorageError.
+    Raises ConfigError `config.log` if the folder belongs to another kind of log; StorageError.
     """
     data = Path(config.data)
     check_place(config)
@@ -142,7 +142,7 @@ class Server:
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> list[str]:
-        """Listen on every connector; return the addresses, `tcp://127.0.0.1:55545` and so on.
+        """Listen on every connector; return the addresses, such as `tcp://127.0.0.1:55545`.
 
         Raises:
             ConfigError: an address or a certificate cannot be used.
@@ -157,7 +157,7 @@ class Server:
                 text = f"connectors[{index}]: {_cannot_listen(connector, error)}"
                 raise ConfigError("config.address", text) from error
         for one in handed_sockets():
-            # Whoever connects there would wait without an answer.
+            # Clients that connect there would never get an answer.
             text = f"the service manager listens on {one.getsockname()} for the bus, but no TCP"
             raise ConfigError("config.address", f"{text} connector has this ip and port; add one")
         self._tcp.start()
@@ -227,7 +227,7 @@ def _cannot_listen(connector: Connector, error: OSError) -> str:
 class Node:
     """Opens the log, creates the declared topics, listens; `stop` reverses it.
 
-    Its other attributes are there once `start` has returned.
+    Its other attributes exist once `start` has returned.
     """
 
     def __init__(
@@ -238,7 +238,7 @@ class Node:
         With `insecure` it listens beyond loopback even if strangers can use it.
         """
         if config.is_cluster:
-            # A blob is in the files of one node; so every message stays whole.
+            # A blob would be in the files of one node only, so no message becomes one.
             whole = msgspec.structs.replace(
                 config.limits, inline_bytes_max=config.limits.message_bytes_max
             )
@@ -249,7 +249,7 @@ class Node:
         self._open_log = open_log
         self._run_note = RunNote(self.data)
         self._early: list[object] = []
-        """What arrived before the log was open."""
+        """Messages that arrived before the log was open."""
 
     async def start(self) -> None:
         """Accept connections when this returns.
@@ -265,10 +265,10 @@ class Node:
             try:
                 loop.call_soon_threadsafe(callback, *arguments)
             except RuntimeError:
-                # The loop is closed; nobody waits for this.
+                # The loop is closed, so there is no waiter.
                 pass
 
-        # The log calls the first two only after something was appended: by then `tcp` is there.
+        # The log calls the first two only after an append: `tcp` exists by then.
         callbacks = LogCallbacks(
             on_durable=lambda ticket: in_loop(self._settle, ticket),
             on_failed=lambda error: in_loop(self.context.durability.on_failed, error),
@@ -296,7 +296,7 @@ class Node:
                 check_reach(self.config, accounts)
             await self._create_topics()
             self._build(loop, accounts)
-            # First: a session keeps the topics that its account may read.
+            # First: a session keeps only the topics that its account may read.
             await self.accounts.start()
             await self.services.start()
             for name in self._log.frozen:
@@ -313,8 +313,8 @@ class Node:
             raise
 
     def _settle(self, ticket: int) -> None:
-        # Receipts go out at once. After another turn of the loop the interpreter's lock may be with
-        # the committer, which has more to do now.
+        # Send receipts at once. After another turn of the loop the committer may hold the
+        # interpreter's lock.
         self.tcp.outboxes.together(self.context.durability.on_durable, ticket)
 
     def _account_store(self, loop: asyncio.AbstractEventLoop) -> AccountStore:
@@ -323,7 +323,7 @@ class Node:
         return ClusterAccountStore(self.data, self._cluster_table, loop)
 
     async def _create_topics(self) -> None:
-        """Create what is declared and missing; another node may be faster."""
+        """Create the declared topics that are missing; another node may be faster."""
         if not self.config.is_cluster:
             self._log.create_topics(self._missing_topics())
             return
@@ -331,7 +331,7 @@ class Node:
         await create_missing(self._log, self._missing_topics(system))
 
     def _arrive(self, arrival: object) -> None:
-        # What arrives before the bus is there has nobody to go to.
+        # Messages that arrive before the bus exists have no subscribers.
         if hasattr(self, "bus"):
             self.bus.arrive(arrival)
         elif hasattr(self, "_log"):
@@ -354,7 +354,8 @@ class Node:
 
         Raises:
             ConfigError: a certificate cannot be used; nothing has changed.
-            StorageError: the file for the pipeline cannot be written; only certificates have.
+            StorageError: the file for the pipeline cannot be written; only certificates have
+            changed.
         """
         taken = {name: getattr(config, name) for name in RELOADED}
         changed = msgspec.structs.replace(self.config, **taken)
@@ -370,14 +371,14 @@ class Node:
     async def create_declared(self) -> None:
         """Create the declared topics that do not exist; one call after the other.
 
-        Raises StorageError, UsageError: a topic cannot be created, call again.
+        Raises StorageError, UsageError if a topic cannot be created; call again.
         """
         await create_topics(self.bus, self._missing_topics())
 
     def _missing_topics(
         self, more: Mapping[str, TopicSettings] | None = None
     ) -> dict[str, TopicSettings]:
-        """The topics that are declared, or wanted beside them, and do not exist."""
+        """The declared, or otherwise required, topics that do not exist."""
         wanted = {topic.name: settings_of(topic) for topic in self.config.topic_list()}
         existing = set(self._log.topics())
         wanted |= more or {}
@@ -424,7 +425,7 @@ class Node:
         self.server = Server(edge, self.tcp, certificates)
 
     async def stop(self) -> None:
-        """Drain, sync, close: nothing that had a receipt, or was read before, is lost."""
+        """Drain, sync, close: no message that had a receipt, or was read before, is lost."""
         self._run_note.remove()
         await self._http_edge.stop()
         await self.server.stop()
@@ -440,7 +441,7 @@ class Node:
             self._events.tell("topic-damaged", account=owner, topic=topic, reason=error.text)
 
     def _held_from(self, topic: str) -> int | None:
-        # Nothing is removed before the consumers are known.
+        # Remove nothing before the consumers are known.
         return self.services.consumers.held_from(topic) if hasattr(self, "services") else 0
 
     @property

@@ -1,4 +1,4 @@
-"""Which process listens on a port, as far as this user may know (Linux)."""
+"""Which process listens on a port, if this user may know it (Linux)."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ NAME_CHARS_MAX = 60
 
 
 def occupant(port: int, transport: str) -> str:
-    """`process 123 (polybus serve)`, or nothing if it cannot be known."""
+    """`process 123 (polybus serve)`, or an empty text if it is unknown."""
     sockets = {f"socket:[{inode}]" for inode in _inodes(port, transport)}
     for process in sorted(PROC.glob("[0-9]*")) if sockets else ():
         with contextlib.suppress(OSError):
@@ -20,7 +20,7 @@ def occupant(port: int, transport: str) -> str:
 
 
 def _inodes(port: int, transport: str) -> Iterator[str]:
-    """The sockets that are bound to the port; of TCP those that listen."""
+    """The inodes of sockets that are bound to the port; for TCP, of listening ones."""
     for table in (transport, f"{transport}6"):
         with contextlib.suppress(OSError):
             for line in (PROC / "net" / table).read_text().splitlines()[1:]:

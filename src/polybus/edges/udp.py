@@ -1,16 +1,16 @@
 """goMS over UDP: a datagram holds whole objects, and an address is a client.
 
-An address that sends nothing for `udp-idle-s` is forgotten with its registrations; one beyond
-loopback, if it has not proven for that time that it is there.
+An address that sends nothing for `udp-idle-s` is forgotten with its registrations. So is one beyond
+loopback that has sent no proof for that time.
 
-An address may be forged, unless it is one of loopback. So it must be proven first: the bus answers
-whatever comes from it with a key, in a datagram that is not larger, and does nothing else. Whoever
-sends the key back can read what is sent to the address, and gets it again. The key follows from the
-address and the time, so that a flood of forged addresses leaves nothing behind.
+An address beyond loopback may be forged. So it must be proven first: the bus answers every datagram
+from it with a key, in a datagram that is not larger, and does nothing else. A client that returns
+the key can receive at that address. The key is derived from the address and the time, so a flood of
+forged addresses leaves no state.
 
-A proof expires too: whatever comes from a proven address is answered with a key when half of
-`udp-idle-s` has passed, and only a key keeps the address. So nobody can let the bus send to an
-address forever that has not been there for long.
+A proof expires too: after half of `udp-idle-s` every datagram from a proven address is answered
+with a key, and only its return keeps the address. So the bus cannot be made to send forever to an
+address whose client is gone.
 """
 
 import asyncio
@@ -33,11 +33,11 @@ from polybus.wire.goms import Event, Prove, decode_datagram, encode_prove
 DATAGRAM_BYTES_MAX = 65507
 SWEEP_S = 5.0
 KEY_S = 10.0
-"""A key is good for at least this time, and less than twice of it."""
-# Short, because the request for a key may not be larger than what it answers.
+"""A key is valid for at least this time, and less than twice as long."""
+# Short, because the datagram with the key may not be larger than the one it answers.
 KEY_BYTES = 5
 SOURCE_SHARE = 10
-"""One machine, or one network of IPv6, may have this part of all addresses that are remembered."""
+"""The share of all remembered addresses that one machine, or one IPv6 network, may have."""
 UdpAddress = tuple[str, int]
 
 
@@ -50,7 +50,7 @@ class UdpPeer(Peer):
         self.ip = address[0]
         self.name = f"{address[0]}:{address[1]}{edge.edge.context.node}"
         self.heard_s = 0.0
-        """When it was last known to be there."""
+        """When the address was last proven."""
 
     def send(
         self, data: Buffer, batches: Sequence[Batch] = (), publisher: Publisher | None = None
@@ -104,7 +104,7 @@ class UdpEdge(asyncio.DatagramProtocol):
             self._transport.close()
 
     def stop_reading(self) -> None:
-        """Ignore what still comes; answers go out until `close`."""
+        """Ignore further datagrams; answers are sent until `close`."""
         self._stopping = True
 
     def datagram_received(self, data: bytes, addr: UdpAddress) -> None:
@@ -141,7 +141,7 @@ class UdpEdge(asyncio.DatagramProtocol):
         self.forget_unused(addr)
 
     def forget_unused(self, address: UdpAddress) -> None:
-        """Forget an address with nothing to remember: a flood of forged ones leaves nothing."""
+        """Forget an address without state, so that a flood of forged ones leaves nothing."""
         known = self._peers.get(address)
         if known is None or not is_loopback(address[0]):
             return
@@ -157,7 +157,7 @@ class UdpEdge(asyncio.DatagramProtocol):
         address: UdpAddress,
         events: list[Event],
     ) -> bool:
-        """Whether a datagram proves its address; one that was proven lately is not asked."""
+        """Whether the address of a datagram is proven; recently proven ones need no new proof."""
         if known is not None and not any(isinstance(event, Prove) for event in events):
             is_recent = self._loop.time() - known[0].heard_s < self._limits.udp_idle_s / 2
             if is_recent:
@@ -167,13 +167,13 @@ class UdpEdge(asyncio.DatagramProtocol):
     def _prove(
         self, data: bytes, address: UdpAddress, events: list[Event], *, is_known: bool
     ) -> bool:
-        """Whether a datagram proves its address; ask for it otherwise."""
+        """Whether a datagram proves its address; otherwise send a key."""
         now = int(self._loop.time() / KEY_S)
         given = [event.key.encode() for event in events if isinstance(event, Prove)]
         keys = [self._key(address, moment) for moment in (now, now - 1)]
         is_proven = any(hmac.compare_digest(one, key.encode()) for one in given for key in keys)
         if is_proven and is_known:
-            # A client sends each request back: an answer would be the next, forever.
+            # A client returns each key: answering that would loop forever.
             return True
         answer = encode_prove(keys[0])
         if len(answer) <= len(data):

@@ -1,9 +1,10 @@
-"""Who may do what, on every protocol: the table in docs/reference/access.md, and its rules.
+"""Who may do what, on every protocol: the access matrix in docs/reference/access.md. Which request
+needs which right.
 
-A request is something that a peer asks for; its role says what it may do. What a request needs is
-checked in one place for each kind of protocol: `Translator.take` (a login), the dictionaries of an
-`AccountAccess` (a right to a topic), and `Call` (both, over HTTP). The tests ask a bus for every
-request in every role. `web_verbs` has HTTP, `/v1/live` and `/msgstream`.
+The role of a peer determines which requests it may make. The check is in one place for each kind of
+protocol: `Translator.take` (a login), the dictionaries of an `AccountAccess` (a right to a topic),
+and `Call` (both, over HTTP). The tests send every request in every role to a bus. `web_verbs` has
+HTTP, `/v1/live` and `/msgstream`.
 """
 
 from collections.abc import Mapping
@@ -57,7 +58,7 @@ RIGHT_OF: Mapping[PeerRole, Right] = {
     "token-subscribe": "subscribe",
     "token-administer": "administer",
 }
-"""The right that a role has to the topic, if it is one of them."""
+"""The right to the topic that a role has, if it is one of these."""
 CLOSED = "closed"
 DONE = "yes"
 WAITS = "waits"
@@ -72,16 +73,16 @@ NEEDED: Mapping[str, str] = {
     UDP: "000401",
     QUEUE: CLOSED,
 }
-"""What a stranger is answered, whatever it asks for."""
+"""The answer to a stranger, for any request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerRequest:
-    """One thing that peers ask for.
+    """A request of peers.
 
     Attributes:
-        words: how each protocol that has it says it.
-        events: what the codecs make of it.
+        words: the request in each protocol that has it.
+        events: the events of the codecs for it.
         right: to the topic that it names; None if it needs a login only.
         denied: the answer without that right, by protocol.
     """
@@ -94,7 +95,7 @@ class PeerRequest:
     needs_login: bool = True
 
     def answer(self, protocol: str, role: PeerRole) -> str:
-        """`yes`, the code of the refusal, or what else happens to it or to its connection."""
+        """`yes`, the code of the refusal, or another effect on it or its connection."""
         if role == "unproven":
             return PROVE if protocol == UDP else NONE
         if role == "logging-in":
@@ -112,7 +113,7 @@ class PeerRequest:
         return (self.denied or {}).get(protocol, DONE)
 
     def _queue_answer(self, role: PeerRole) -> str:
-        """A queue is one account's, whatever others may do with its topic."""
+        """A queue belongs to one account, whatever rights others have to its topic."""
         if role in ("stranger", "default") and not self.needs_login:
             return DONE if role == "stranger" else NONE
         if role in ("token-publish", "token-subscribe"):

@@ -10,13 +10,13 @@ from polybus.services.accounts.records import Right
 LIVE, POLL, WEBSOCKET = "`/v1/live`", "`/msgstream`, a poll", "`/msgstream`, a WebSocket"
 TOKENS = ("token-publish", "token-subscribe", "token-administer", "token-elsewhere")
 OF_ACCOUNTS = {("POST", "/v1/tokens"): 403, ("DELETE", "/v1/tokens/{id}"): 404}
-"""What administrators do not have: a token of their own."""
+"""Administrators have no token of their own."""
 PACKS = "/v1/sessions/{key}/packs"
 """A pack looks like a message of any topic."""
 
 
 def right_of(operation: Operation) -> Right | None:
-    """The right that it needs to a topic; None if it is about what the caller has itself."""
+    """The right to a topic that it needs; None if it concerns only the caller's own objects."""
     if "{topic}" in operation.path:
         return operation.right or "subscribe"
     # A blob belongs to the topics whose messages refer to it.
@@ -46,7 +46,7 @@ def http_answer(operation: Operation, role: PeerRole) -> int | None:
 
 
 def _is_beyond(operation: Operation, role: PeerRole) -> bool:
-    """Whether an operation that names no topic is not for the default account, or for a token."""
+    """Whether an operation without a topic is denied to the default account, or to a token."""
     if operation.path == "/v1/tokens":
         return role == "default" or role in TOKENS
     if role not in TOKENS:
@@ -62,12 +62,12 @@ def _is_beyond(operation: Operation, role: PeerRole) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebRequest:
-    """One thing that clients of WebSockets and polls ask for.
+    """A request of clients of WebSockets and polls.
 
     Attributes:
         right: to the topic that it names; None if it needs a login only.
         denied: the answer without that right, or to those who may not see the bus as a whole.
-        answers: for roles that are answered in a way of their own.
+        answers: special answers for some roles.
     """
 
     name: str

@@ -1,8 +1,8 @@
-"""Upkeep of a table by delta-rs: checkpoints, fewer and larger files, no files of old versions.
+"""Maintenance of a table by delta-rs: checkpoints, compaction, removal of old versions' files.
 
 Streams add a small file and a version with every batch. `tidy` runs after a commit. A checkpoint
-sums up all versions, so that opening a table reads few of them. `compact` merges small files, in a
-version that adds the merged file and removes the small ones, so a crash leaves both or neither
+summarises all versions, so that opening a table reads few of them. `compact` merges small files, in
+a version that adds the merged file and removes the small ones, so a crash leaves both or neither
 change. `vacuum` removes files that no version has named for as long as the table keeps them
 (`keep`), which is at least an hour, and `forget` removes older versions.
 
@@ -52,12 +52,12 @@ VACUUM_EVERY = 256
 SMALL_BYTES = 32 << 20
 TARGET_BYTES = 128 << 20
 RUN_BYTES_MAX = 256 << 20
-"""The most that one run of `tidy` merges, because it delays the next batch of a stream."""
+"""The most that one run of `tidy` merges, because a run delays the next batch of a stream."""
 STAGING_GRACE_S = 86_400.0
 
 
 def tidy(table: LakeTable, *, merge: bool = True) -> None:
-    """Do what is due. A failure is logged; a later call tries again."""
+    """Do the maintenance that is due. A failure is logged; a later call tries again."""
     version = table.version
     if version <= 0:
         return
@@ -75,11 +75,11 @@ def tidy(table: LakeTable, *, merge: bool = True) -> None:
 
 
 def checkpoint(table: LakeTable) -> None:
-    """Sum up all versions in a file."""
+    """Write a checkpoint of all versions."""
     done = sorted(table.folder.glob("*.checkpoint.parquet"))[-1:]
     first = done[0].name if done else ""
     if first.startswith(f"{table.version:020d}."):
-        return  # A crash came before the hint, without which it is found, too.
+        return  # A crash came before the hint, which is optional.
     with _workshop(table) as folder:
         log = folder / LOG
         log.mkdir()
@@ -91,7 +91,7 @@ def checkpoint(table: LakeTable) -> None:
         sync_path(log / name)
         table.disk.rename(log / name, table.folder / name)
         table.disk.sync_folder(table.folder)
-        # Only a hint, with which a reader need not list the folder.
+        # Only a hint, so that a reader need not list the folder.
         known = json.loads((log / LAST_CHECKPOINT).read_bytes())
         replace_file(table.folder / LAST_CHECKPOINT, hint(known, table.folder / name), table.disk)
 
@@ -126,7 +126,7 @@ def compact(table: LakeTable, *, files_min: int = 2, bytes_max: int | None = Non
 
 
 def _merged(table: LakeTable, small: list[TableFile], folder: Path) -> dict[str, TableFile]:
-    """Make a table of the files alone, and let delta-rs merge them; what it then consists of.
+    """Make a table of only these files, let delta-rs merge them, and return the merged files.
 
     Raises:
         StorageError: `lake.damaged`, a file cannot be read.
@@ -148,26 +148,26 @@ def _merged(table: LakeTable, small: list[TableFile], folder: Path) -> dict[str,
 
 
 def keep(table: LakeTable, seconds: float) -> None:
-    """Let older versions of a table be readable for so long, from its next upkeep on."""
+    """Set how long older versions of a table stay readable, from its next maintenance on."""
     table.change(TableChange(settings=dict.fromkeys(KEPT, f"interval {int(seconds)} seconds")))
 
 
 def vacuum(table: LakeTable, *, grace_s: float | None = None) -> int:
     """Remove files that no version has named for `grace_s`, or as long as the table keeps them.
 
-    Returns how many; none if the table's own setting cannot be understood.
+    Returns how many; 0 if the table's own setting cannot be parsed.
     """
     now = time.time()
     if grace_s is None:
         table_s = kept_s(table.settings)
         if table_s is None:
             logger.warning(
-                "table %s: %s cannot be understood, so files of older versions stay: "
+                "table %s: %s cannot be parsed, so files of older versions stay: "
                 "run `polybus tables keep %s HOURS`",
                 *(table.name, " or ".join(KEPT), table.name),
             )
             return 0
-        # Writers have an hour to commit a file, and readers to end, however short the setting is.
+        # Writers have at least an hour to commit a file, and readers to end, whatever the setting.
         grace_s = max(table_s, RETENTION_S)
     removed = 0
     found = DeltaTable(table.path).vacuum(
@@ -190,13 +190,13 @@ def vacuum(table: LakeTable, *, grace_s: float | None = None) -> int:
 
 
 def forget(table: LakeTable) -> None:
-    """Remove versions that a checkpoint sums up and that are older than the table keeps them."""
+    """Remove versions that a checkpoint covers and that are older than the table keeps them."""
     DeltaTable(table.path).cleanup_metadata()
 
 
 @contextmanager
 def _workshop(table: LakeTable) -> Iterator[Path]:
-    """A folder for delta-rs; what it leaves there is removed, at the latest by `vacuum`."""
+    """A folder for delta-rs; leftovers are removed, at the latest by `vacuum`."""
     folder = table.path / STAGING / uuid.uuid4().hex
     folder.mkdir(parents=True)
     try:

@@ -1,6 +1,7 @@
 """The actions of a commit to a lake table: files, columns, and the change data feed.
 
-log/delta.py makes them a version. Delta lets an action have tags: that of a file has its checksum.
+log/delta.py commits them as a version. Delta allows tags in an action: that of a file has its
+checksum.
 """
 
 from collections.abc import Mapping, Sequence
@@ -77,7 +78,7 @@ def has_feed(settings: Mapping[str, str]) -> bool:
 
 
 def add_feed(identity: dict[str, Any], *, is_fed: bool) -> bool:
-    """Give a table a change data feed if it should have one; whether it had none."""
+    """Give a table a change data feed if it should have one; return whether it had none."""
     is_missing = is_fed and not has_feed(identity["configuration"])
     if is_missing:
         identity["configuration"] = {**identity["configuration"], _FED: "true"}

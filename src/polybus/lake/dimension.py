@@ -5,12 +5,12 @@ sequence numbers at which it begins and ends (`__START_AT`, `__END_AT`, null if 
 
 Changes may arrive late. What the table shows of a key depends only on the set of its changes, and
 not on their order or on how they were divided into batches. For that a second table,
-`<table>.changes`, has what the first does not show: of type 1 the newest change of each key, also
-if it was a deletion, and of type 2 all changes.
+`<table>.changes`, has the data that the first does not show: for type 1 the newest change of each
+key, including deletions, and for type 2 all changes.
 
 The order of writes, for each batch, is `<table>.changes` and then `<table>`. Both have the number
-of the batch. After a crash between them the batch runs again: the changes are there already, and
-the rows of its keys are derived from them once more. Both steps accept what they have done before.
+of the batch. After a crash between them the batch runs again: the changes are stored, and the rows
+of its keys are derived from them once more. Both steps are idempotent.
 
 A table with a change data feed lists there, for each batch, the rows of the batch's keys before it,
 as deleted, and after it, as inserted. The other rows of the files that it rewrites are not in it.
@@ -33,7 +33,7 @@ START_AT, END_AT = "__START_AT", "__END_AT"
 CHANGES = "changes"
 """The suffix of the second table."""
 FILE_ROWS_MIN = 100_000
-"""What is left of a file with a changed row stays a file of its own if it has this many rows."""
+"""The rest of a file with changed rows stays a separate file if it has at least this many rows."""
 _ROW = "__row"
 _ATTEMPTS_MAX = 20
 
@@ -82,7 +82,7 @@ class Dimension:
     def _store(
         self, events: pa.Table, keys: pa.Table, fields: TableFields, writer: str, batch_id: int
     ) -> None:
-        """Add the batch to the table of changes, unless it is there."""
+        """Add the batch to the table of changes, unless it has it."""
         changes = self.changes
         if changes.has_batch(writer, batch_id):
             return
@@ -166,7 +166,7 @@ def replace_rows(
     fields: TableFields,
     batch: tuple[str, int],
 ) -> None:
-    """Replace the rows with these keys, in one commit; files without such a row stay.
+    """Replace the rows with these keys, in one commit; other files stay.
 
     `rows` gives the new rows; it is called again if another writer was faster.
     """

@@ -3,7 +3,7 @@
 DuckDB reads a topic's Parquet history itself and gets the journal part as a stream of Arrow
 batches. The hand-over offset of one manifest separates the two, and the end is fixed when a
 statement begins. So each message appears once, even if the statement reads the topic several times.
-Of a topic in Kafka no part is a file: all of it is such a stream, from the brokers.
+A topic in Kafka has no files: all of it is such a stream, from the brokers.
 
 Only the tables that a statement names are registered. DuckDB may read the files of these tables and
 nothing else, and uses at most MEMORY_MAX.
@@ -78,7 +78,7 @@ class Engine:
             raise UsageError("sql.engine-missing", "DuckDB is not installed") from error
         self._duckdb: Any = duckdb
         self._spill = new_scratch("sql")
-        # What the last statement opened.
+        # Streams and files that the last statement opened.
         self._opened = contextlib.ExitStack()
         self._connection: Any = None
         self._failure: PolybusError | None = None
@@ -127,7 +127,7 @@ class Engine:
             except self._duckdb.BinderException:
                 if named.everything:
                     raise
-            # The statement may need a column that its text does not show.
+            # The statement may need a column that its text does not name.
             self._open()
             self._register_all(named._replace(everything=True))
             return run(text)
@@ -171,7 +171,7 @@ class Engine:
             self._connection.execute(f"SET {setting}")
 
     def _open(self) -> None:
-        """Open a connection without tables, because registered tables are of one moment."""
+        """Open a connection without tables, because registered tables are snapshots."""
         self._opened.close()
         settings = {
             "memory_limit": MEMORY_MAX,
@@ -179,7 +179,7 @@ class Engine:
             "max_temp_directory_size": SPILL_MAX,
             "autoinstall_known_extensions": False,
             "python_enable_replacements": False,
-            # As Spark does, so that a statement has one result.
+            # As Spark does, so that a statement has the same result.
             "default_null_order": "nulls_first_on_asc_last_on_desc",
         }
         connection = self._duckdb.connect(":memory:", config=settings)
@@ -225,7 +225,7 @@ class Engine:
         return paths
 
     def _known(self) -> set[str]:
-        """What a statement may name, for the error about another name."""
+        """The names that a statement may use, for the error about an unknown one."""
         return {*self._topics, *table_names(self.data), *view_names(self.data)}
 
     def _table(self, parts: Sequence[str]) -> LakeTable | None:
@@ -251,7 +251,7 @@ class Engine:
         settled = [str(folder / file.path) for file in history.settled_files]
         pinned = ""
         if len(settled) < len(history.files):
-            # The hand-over may replace the last file while we read; an open one stays readable.
+            # The hand-over may replace the last file while we read; an open file stays readable.
             pinned = self._pin(folder / history.files[-1].path)
         columns = columns_of(named)
         parts = []
@@ -276,7 +276,7 @@ class Engine:
         return " UNION ALL ".join(parts), [*settled, *([pinned] if pinned else [])]
 
     def _made(self, topic: str, epoch: int) -> dict[str, str]:
-        """The columns of a topic that no file has."""
+        """The columns of a topic that are not stored in files."""
         return {"topic": _text(topic), "partition": "0", "epoch": f"{epoch}::BIGINT"}
 
     def _pin(self, path: Path) -> str:
@@ -289,7 +289,7 @@ class Engine:
         return str(_PINNED / str(descriptor)) if _PINNED.is_dir() else str(path)
 
     def _table_query(self, table: LakeTable) -> tuple[str, list[str]]:
-        """All columns of the table, also those that none of its files has."""
+        """All columns of the table, also those that no file has."""
         state = table.state
         view = f"__empty_{table.name}"
         self._connection.register(view, arrow_schema(state.fields).empty_table())
@@ -311,7 +311,7 @@ class Engine:
         return f"SELECT *{f' REPLACE ({parsed})' if parsed else ''} FROM ({query})", paths
 
     def _batches(self, topic: str, bounds: tuple[int, int], columns: list[str]) -> Iterator[Any]:
-        """Messages that no file has yet. DuckDB may read several streams from several threads."""
+        """Messages that are not in files yet. DuckDB may read streams in several threads."""
         with self._reading:
             found = self._reader.read(topic, *bounds, columns=columns, rows_max=FRESH_ROWS)
         try:
@@ -339,7 +339,7 @@ class Fresh:
 
 
 def _duck_text(sql: str) -> str:
-    """A statement with what DuckDB lacks, rewritten."""
+    """The statement, with syntax that DuckDB lacks rewritten."""
     return with_offset_quoted(with_casts_called(for_duckdb(with_versions_named(sql, '"'))))
 
 
@@ -386,7 +386,7 @@ def _listed(paths: Sequence[str]) -> str:
 
 
 def _is_base_unknown(error: str) -> bool:
-    """Whether an error is that of a path before whose colon there is no column."""
+    """Whether the error is about a path without a column before its colon."""
     message, _, line = error.partition("LINE")
     found = re.search(r'"([^"]+)" not found', message)
     return (

@@ -1,7 +1,7 @@
-"""Which change of a topic's schema its typed table takes: what readers of the table can follow.
+"""Which change of a topic's schema its typed table accepts: those that readers can follow.
 
 A column may be added, and a type may become wider; then all rows get the wider type. Anything else
-is refused: a column that is gone, or has another type, breaks the queries of readers. Whether a
+is refused: a removed column, or one with another type, breaks the queries of readers. Whether a
 column is NOT NULL decides only which messages go to quarantine, so that may change.
 """
 
@@ -24,7 +24,7 @@ def evolved(table: str, known: TableFields, wanted: TableFields) -> TableFields:
     """The columns of a table after a change of its schema, the new ones last.
 
     Raises:
-        UsageError: `pipeline.schema-change`, readers could not follow it.
+        UsageError: `pipeline.schema-change` if readers could not follow it.
     """
     new = {field["name"].lower(): field for field in wanted}
     found: list[Field] = []
@@ -33,12 +33,14 @@ def evolved(table: str, known: TableFields, wanted: TableFields) -> TableFields:
         other = new.pop(name.lower(), None)
         if other is None:
             advice = f"declare it as {name} {type_name(field)}, which messages may lack"
-            raise refused(table, f"column {name} is gone: {advice}")
+            raise refused(table, f"column {name} is missing: {advice}")
         if other["name"] != name:
             raise refused(table, f"column {name} is now spelled {other['name']}")
         if other != field and not is_wider(field, other):
             change = f"column {name} is {type_name(field)}, now {type_name(other)}"
-            raise refused(table, f"{change}: declare it as before, and the other type as a new one")
+            raise refused(
+                table, f"{change}: declare it as before, and add a new column with the other type"
+            )
         found.append(other)
     return (*found, *new.values())
 

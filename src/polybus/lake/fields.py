@@ -22,7 +22,7 @@ JSON_MARK = {"polybus.type": "json"}
 
 
 def fields_of(table: str, schema: pa.Schema) -> TableFields:
-    """The columns of an Arrow schema. Raises UsageError `lake.schema`: Delta has no such type."""
+    """The columns of an Arrow schema. Raises UsageError `lake.schema` if Delta has no such type."""
     plain = pa.schema(
         [
             field.with_metadata(JSON_MARK) if _has_mark(field) else field.remove_metadata()
@@ -48,7 +48,7 @@ def marked_as_json(fields: TableFields, names: Collection[str]) -> TableFields:
 
 
 def checked_fields(table: str, fields: TableFields) -> TableFields:
-    """The columns. Raises UsageError `lake.schema` if Delta has no such type."""
+    """Check the columns. Raises UsageError `lake.schema` if Delta has no such type."""
     text = schema_string(fields)
     if '"variant"' in text:
         raise UsageError("lake.schema", f"table {table}: VARIANT inside of another type: {text}")
@@ -73,7 +73,7 @@ def is_json(field: Field) -> bool:
 
 
 def merged_fields(table: str, known: TableFields, additions: Iterable[TableFields]) -> TableFields:
-    """The columns of a table after it takes files with these columns.
+    """The columns of a table after files with these columns are added.
 
     New columns come at the end; known ones keep their type.
 

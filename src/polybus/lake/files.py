@@ -1,4 +1,4 @@
-"""The Parquet files of a lake table: what a table records about one, and how one is written.
+"""The Parquet files of a lake table: the metadata of a file, and how one is written.
 
 Row count and statistics come from the footer of a file.
 """
@@ -32,10 +32,10 @@ class TableFile:
 
     Attributes:
         path: below the table's folder.
-        uri: the path as the log has it, percent-encoded.
+        uri: the path as in the log, percent-encoded.
         ranges: the smallest and the largest value of columns by which readers skip files:
             `offset`, and timestamps in microseconds since 1970.
-        xxh3: of the whole file, if the commit that adds it is to have one.
+        xxh3: of the whole file, if the commit that adds it has checksums.
     """
 
     path: str
@@ -76,7 +76,7 @@ class FileNote:
 
 
 def note_of(folder: Path, path: str, fields: TableFields) -> FileNote:
-    """Describe the file `folder/path` by its footer.
+    """Describe the file `folder/path` from its footer.
 
     `fields` are its columns, including those in the names of its folders (`topic=orders/`).
 
@@ -192,7 +192,7 @@ def _ranges(footer: Any) -> dict[str, tuple[int, int]]:
 
 
 def _unit_us(column: Any) -> tuple[int, int] | None:
-    """By what to multiply and divide the values of a column worth a range; None for others."""
+    """The factor and divisor for the values of a column with a range; None for others."""
     if column.path != column.name:
         return None  # Part of a list, map or struct.
     if column.name == "offset":

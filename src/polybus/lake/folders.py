@@ -1,7 +1,7 @@
 """The folders of lake tables, and whether their format can be read; without delta-rs.
 
-A table is removed by a rename into DATA/trash, so that it is there completely or not; what a crash
-leaves there goes with the next start of the bus.
+A table is removed by a rename into DATA/trash, so that it exists completely or not at all; the next
+start of the bus removes what a crash leaves there.
 """
 
 import uuid
@@ -39,7 +39,7 @@ def drop_table(data: Path, name: str) -> None:
     """Remove a table, durably.
 
     Raises:
-        UsageError: `lake.unknown`; `pipeline.running`, a pipeline may be writing it.
+        UsageError: `lake.unknown`; `pipeline.running` if a pipeline may be writing it.
         StorageError: `lake.storage`.
     """
     folder, disk = table_folder(data, name), Disk()

@@ -1,13 +1,13 @@
-"""A lake table as a stream: which files have the rows that a table has got since a position.
+"""A lake table as a stream: which files have the rows that were added after a position.
 
 A stream begins with all files of the table's newest version, and then takes the files that each
 later version adds. Versions never change, so two positions always have the same files between
-them, also after a restart. A version that only moves rows to other files, as compaction does, says
-so (`dataChange` is false) and has nothing for a stream.
+them, also after a restart. A version that only moves rows to other files, as compaction does, is
+marked (`dataChange` is false) and adds nothing to a stream.
 
-A stream fails instead of missing or repeating rows without notice: at a version that removes or
-changes rows, unless it is to be skipped; if upkeep has removed a version or file before it was
-read; and if the table was dropped and created again, which gives it another id.
+A stream fails instead of silently missing or repeating rows: at a version that removes or changes
+rows, unless it should be skipped; if maintenance has removed a version or file before it was read;
+and if the table was dropped and created again, which gives it another id.
 """
 
 import json
@@ -29,7 +29,7 @@ START_OVER = "start the flow over with --reset FLOW to read the table as it is n
 
 
 class TablePosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything before `version`, and the first `file` files of it, are read.
+    """Everything before `version`, and its first `file` files, are read.
 
     `table` is the id of the table, empty before it exists. The stream began with all files of the
     version `first`.
@@ -43,30 +43,30 @@ class TablePosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class BatchLimit:
-    """The most that a batch has, but at least one file."""
+    """The limit of a batch, which has at least one file."""
 
     files: int = FILES_MAX
     bytes: int | None = None
     rows: int | None = None
 
     def is_reached(self, files: int, size: int, rows: int) -> bool:
-        """Whether so much is more than a batch has."""
+        """Whether this reaches the limit."""
         is_large = self.bytes is not None and size > self.bytes
         return files > self.files or is_large or (self.rows is not None and rows > self.rows)
 
 
 class FollowedTable:
-    """A table in a folder that a stream follows; it need not exist yet."""
+    """A table that a stream follows; it need not exist yet."""
 
     def __init__(self, path: Path, *, skips_changes: bool = False) -> None:
-        """With `skips_changes` versions that remove or change rows are left out completely."""
+        """With `skips_changes`, versions that remove or change rows are skipped completely."""
         self._path = path
         self._log = LakeTable(path).folder
         self._name = LakeTable(path).name
         self._skips_changes = skips_changes
         self._whole: tuple[int, list[TableFile]] = (-1, [])
         self._passed = (TablePosition(), 0)
-        """A position, and the version before which there is nothing to read from there."""
+        """A position, and the version before which nothing can be read from it."""
 
     def newest(self) -> int:
         """The newest version; -1 if there is no table."""
@@ -75,7 +75,7 @@ class FollowedTable:
     def end_of_batch(
         self, start: TablePosition, limit: BatchLimit, until: int | None = None
     ) -> TablePosition:
-        """Where a batch ends that begins at `start`: there, if there is nothing to read.
+        """The end of a batch that begins at `start`; equal to it if there is nothing to read.
 
         Versions after `until` are not read.
 
@@ -104,7 +104,7 @@ class FollowedTable:
                 index += 1
             version, index = version + 1, 0
         # A batch without rows costs as much as another. But a position must not stay at a version
-        # that a checkpoint sums up, because upkeep may remove it.
+        # that a checkpoint covers, because maintenance may remove it.
         is_summed_up = version // CHECKPOINT_EVERY > begin.version // CHECKPOINT_EVERY
         if not files and start.table and not is_summed_up:
             self._passed = (start, version)
@@ -128,7 +128,7 @@ class FollowedTable:
         return found
 
     def _may_have_news(self, start: TablePosition) -> bool:
-        """Whether it is worth to open the table, which takes longer than to look for two files."""
+        """Whether it is worth opening the table, which takes longer than checking for two files."""
         known, passed = self._passed
         version = passed if known == start else start.version
         is_waiting = start.table and version > start.first
@@ -139,7 +139,7 @@ class FollowedTable:
         )
 
     def _look(self) -> tuple[str, int]:
-        """The id and the newest version; an object that is open may miss that both are others."""
+        """The id and the newest version; an open object may miss that both have changed."""
         state = LakeTable(self._path).state
         return str((state.identity or {}).get("id", "")), state.version
 
@@ -149,7 +149,7 @@ class FollowedTable:
             raise UsageError("lake.recreated", f"{text} or restored; {START_OVER}")
 
     def _files_of(self, version: int, first: int) -> list[TableFile]:
-        """What a stream reads of a version."""
+        """The files that a stream reads of a version."""
         if version != first:
             return self._added(version)
         if self._whole[0] != version:
@@ -192,7 +192,7 @@ class FollowedTable:
 
 
 def removed_error(table: str, what: str) -> UsageError:
-    """The error of a stream that comes too late."""
+    """The error of a stream that is too far behind."""
     text = f"table {table}: {what} was removed before it was read"
     advice = f"polybus tables keep {table} HOURS keeps older versions for longer"
     return UsageError("lake.version", f"{text}; {START_OVER}. {advice}")

@@ -23,13 +23,13 @@ DEPTH_MAX = 16
 _LONG = 1 << 63
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:?\d\d)?")
 _WHOLE = re.compile(r"[+-]?\d{1,19}", re.ASCII)
-"""Longer numbers are not in 64 bits, and Python does not even read them if they are very long."""
+"""Longer numbers do not fit into 64 bits, and Python refuses to parse very long ones."""
 _BAD_NAME = set("'\"\\`")
 
 
 @dataclass
 class Proposal:
-    """A schema for a topic, and what would happen to the messages that were read.
+    """A schema for a topic, and its effect on the messages that were read.
 
     `quarantined` counts them by reason; `left_out` are fields that a schema cannot have.
     """
@@ -122,7 +122,7 @@ def column_type(values: Sequence[Any], outliers_max: float) -> str:
 
 
 def _nested(values: Sequence[Any], depth: int) -> str:
-    """The type of values inside of an array or object, where all must fit; else text."""
+    """The type of values inside an array or object, if all fit it; else text."""
     kinds = {_kind(value) for value in values if value is not None}
     if kinds == {"ARRAY"} and depth < DEPTH_MAX:
         return f"ARRAY<{_nested([item for value in values for item in value or ()], depth + 1)}>"
@@ -184,7 +184,7 @@ _WORDS = ("true", "t", "yes", "y", "1", "false", "f", "no", "n", "0")
 
 
 def _is_whole(value: Any) -> bool:
-    """Whether it is a whole number in 64 bits, or becomes one without its decimals."""
+    """Whether it is a whole number in 64 bits, perhaps after truncation."""
     if isinstance(value, str):
         return bool(_WHOLE.fullmatch(value.strip())) and -_LONG <= int(value) < _LONG
     return math.isfinite(value) and -_LONG <= int(value) < _LONG

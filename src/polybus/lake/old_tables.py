@@ -1,14 +1,16 @@
-"""How tables of the format before Delta are converted, which was our own: `polybus tables migrate`.
+"""Converts tables of Polybus's own format before Delta: `polybus tables migrate`.
 
-That format had `_polybus/<version>.json`, what a version changed, and `_polybus/checkpoint.json`,
-all versions up to one, each file with a checksum of itself. Rows were in Parquet files, as now. So
-a conversion only writes a log, and those files again that have VARIANT columns (now JSON text).
+That format had `_polybus/<version>.json` with the changes of a version, and
+`_polybus/checkpoint.json` with the state at a version, each with a checksum of itself. Rows were in
+Parquet files, as now. So a conversion only writes a log, and those files again that have VARIANT
+columns (now JSON text).
 
 While `_polybus` is there, it is the truth, and the table is refused. Order of writes for a table:
 
     1. files with VARIANT columns, under new names that no version has; fsync
     2. `_delta_log/00000000000000000000.json`, all files and batches in one version
-    3. `_polybus` is moved to `_staging`, if the new log has what it has; now the table is converted
+    3. `_polybus` is moved to `_staging`, if the new log has the same content; now the table is
+       converted
     4. `_polybus` is removed there
 
 After a crash the next run begins again; files of 1 that it does not use are removed by `vacuum`.
@@ -81,12 +83,12 @@ class OldTable(msgspec.Struct, rename="kebab"):
 
 
 def convert_tables(data: Path, progress: Callable[[str], None] | None = None) -> list[str]:
-    """Convert all tables of a data folder; returns the names of those that were converted.
+    """Convert all tables of a data folder; return the names of the converted ones.
 
     Raises:
         UsageError: `pipeline.running`; `lake.schema`, Delta has no type for a column.
         BusyError: `lake.busy`, another process writes a table.
-        StorageError: `lake.damaged`, `lake.storage`; this table is as it was.
+        StorageError: `lake.damaged`, `lake.storage`; this table is unchanged.
     """
     converted = []
     with _no_pipeline(data):
@@ -174,7 +176,7 @@ def _check_log(folder: Path, old: OldTable) -> None:
 
 
 def _note(folder: Path, file: OldFile, fields: TableFields, variants: list[str]) -> FileNote:
-    """The file as it is; if it has VARIANT columns, a new one with JSON text."""
+    """The file itself, or a new one with JSON text if it has VARIANT columns."""
     if not variants:
         uri = quote(file.path, safe="/=$-._~")
         return FileNote(TableFile(file.path, uri, file.rows, file.bytes, file.ranges), fields)

@@ -1,15 +1,16 @@
 """DATA/pipeline/standard-stopped.json: the topics that a batch left out, and where they continue.
 
-A batch leaves out a topic if `expect-or-fail` must stop it, because messages do not meet what must
-hold, or if a file of it was damaged after the batch was planned. It notes here where the topic
-continues: before its first commit, so that it does the same if it runs again. The source then puts
-the topic back to that offset, and the other topics continue. A topic that an expectation has
-stopped stays there until the config has other conditions. A later batch removes the note, after its
-commits of all tables but `deliveries`, which has other messages: the batch that stores the
-messages, or, after damage, the next one, because then the source itself holds the topic in place.
+A batch leaves out a topic if `expect-or-fail` must stop it, because messages do not meet a
+condition, or if one of its files was damaged after the batch was planned. Before its first commit
+the batch records here where the topic continues, so that it does the same if it runs again. The
+source then rewinds the topic to that offset, and the other topics continue. A topic that an
+expectation has stopped stays there until the config has other conditions. A later batch removes the
+record, after its commits of all tables except `deliveries`, which has other messages. That is the
+batch that stores the messages or, after damage, the next one, because then the source itself holds
+the topic in place.
 
-Order of writes: the note, the commits of the batch that left the topic out, the commits of the
-later batch, the removal of the note. So a batch that runs again finds what it had decided.
+Order of writes: the record, the commits of the batch that left the topic out, the commits of the
+later batch, the removal of the record. So a batch that runs again finds its own decision.
 
 The file has a checksum: a wrong offset would skip messages, or repeat them. Without the file a
 stopped topic continues after the batch that left it out.
@@ -37,7 +38,7 @@ ADVICE = (
 class StoppedTopic(msgspec.Struct, frozen=True):
     """Where a topic continues, why it was stopped, and by which batch and conditions.
 
-    Without conditions, it was damaged.
+    Without conditions, it was stopped because of damage.
     """
 
     epoch: int
@@ -60,7 +61,7 @@ class StoppedNote(msgspec.Struct, frozen=True):
 
 
 def read(data: Path) -> dict[str, StoppedTopic]:
-    """The topics that were stopped, and whose messages are in no table yet.
+    """The stopped topics, whose messages are not in any table yet.
 
     Raises:
         StorageError: `pipeline.settings`, the file is damaged.
@@ -70,7 +71,7 @@ def read(data: Path) -> dict[str, StoppedTopic]:
         content = path.read_bytes()
         if checked_json.is_checked(content):
             return dict(checked_json.decode(content, StoppedNote, path).topics)
-        # Earlier versions wrote only this. It is nothing that damage makes of a checked file.
+        # Earlier versions wrote only this. No damage turns a checked file into it.
         return decode(content, dict[str, StoppedTopic])
     except FileNotFoundError:
         return {}

@@ -1,8 +1,8 @@
-"""LakeTable: a Delta table, a folder of Parquet files and a log that says which of them count.
+"""LakeTable: a Delta table, which is a folder of Parquet files and a log that says which count.
 
 A reader takes the files of one version and reads them with any engine. A writer puts new files into
-the folder, where no reader looks, and then commits: one small file gets its name in the log, and
-readers that ask from then on see the new version.
+the folder, which readers ignore, and then commits: one small file is linked into the log, and later
+readers see the new version.
 
     DATA/tables/<table>/<anything>.parquet                    rows
     DATA/tables/<table>/topic=orders/<anything>.parquet       rows of a partition
@@ -40,7 +40,7 @@ WRITER_NAME_BYTES_MAX = 255
 
 
 class Conflict(BusyError):
-    """Another writer changed the table meanwhile: read it and do the work again."""
+    """Another writer changed the table meanwhile: read it again and retry."""
 
     def __init__(self, table: str) -> None:
         super().__init__("lake.conflict", f"table {table} was changed meanwhile", retry_after_s=0.1)
@@ -53,7 +53,7 @@ def table_error(error: OSError, what: str) -> StorageError:
 
 @dataclass(frozen=True)
 class TableChange:
-    """What a commit changes: files, and whether rows; `batch` of `writer` is then done.
+    """The changes of a commit: files, and whether rows change; `batch` of `writer` is then done.
 
     `feed` has the changed rows, for a table with a change data feed. `settings` are added to those
     of the table.
@@ -72,7 +72,7 @@ class TableChange:
 class LakeTable:
     """A table of the lake, for any number of readers and writers in any process.
 
-    An object caches the newest version that it has seen; every property looks for a newer one.
+    An object caches the newest version that it has seen; every property checks for a newer one.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class LakeTable:
     ) -> None:
         """Open a table's folder. It need not exist: the first commit creates it.
 
-        With `at` the table is as it was in a version, or at a time. With `is_fed` it gets a change
+        With `at` it shows the table at a version or a time. With `is_fed` the table gets a change
         data feed with the next commit.
         """
         self.path = Path(path).absolute()
@@ -95,7 +95,7 @@ class LakeTable:
         self.is_fed = is_fed
         self._state = TableState()
         self._delta: DeltaTable | None = None
-        # What this process committed after the version that `_delta` has.
+        # Versions that this process committed after that of `_delta`.
         self._batches: dict[str, int] = {}
 
     @property
@@ -124,7 +124,7 @@ class LakeTable:
         try:
             known = -1
             if self._delta is None or not is_there:
-                # delta-rs may fail in any way at a damaged one.
+                # delta-rs may raise any error for a damaged table.
                 if (found := delta.damaged_checkpoint(self.folder)) is not None:
                     raise OSError(": ".join(map(str, found)))
                 self._delta = self._opened()
@@ -204,7 +204,7 @@ class LakeTable:
         return None if self._delta is None else self._delta.transaction_version(writer)
 
     def writers(self) -> set[str]:
-        """Everyone who has committed a batch, from the log: delta-rs only answers for a name."""
+        """All writers that have committed a batch, from the log: delta-rs needs a name."""
         return writers_in(self.folder, self.version) if self.exists else set()
 
     def read(self) -> pa.Table:

@@ -83,7 +83,7 @@ def state_of(delta: DeltaTable) -> TableState:
 
 
 def writers_in(log: Path, version: int) -> set[str]:
-    """Everyone who has committed a batch up to a version: delta-rs only answers for a name."""
+    """All writers that have committed a batch up to a version: delta-rs only answers for a name."""
     found: set[str] = set()
     first = 0
     for path in sorted(log.glob("*.checkpoint.parquet"))[-1:]:
@@ -112,8 +112,8 @@ def actions_in(log: Path, version: int) -> list[Action]:
 def appended(log: Path, since: int, until: int) -> list[str] | None:
     """The files with the rows that a table got after one version, up to another.
 
-    None if it also lost rows or changed its columns, or if the versions are no longer there. The
-    files may be gone from the table since, merged into larger ones.
+    None if it also lost rows or changed its columns, or if the versions no longer exist. The files
+    may since have been merged into larger ones.
     """
     found = []
     for number in range(since + 1, until + 1):

@@ -1,4 +1,4 @@
-"""Declared columns: the views `silver.<topic>` for DuckDB, and what typed tables say of theirs.
+"""Declared columns: the views `silver.<topic>` for DuckDB, and the settings of typed tables.
 
 A declared schema is Spark's list of columns (`id BIGINT NOT NULL, tags ARRAY<STRING>`). DuckDB has
 other names for types. A value that cannot be converted is null, as in Spark.
@@ -18,11 +18,11 @@ MESSAGE_COLUMNS = (
     *("message_id", "properties"),
 )
 ABOUT = "_message"
-"""The struct with these, in views and in tables; no field of a schema can have the name."""
+"""The struct with these columns, in views and tables; no field of a schema can have this name."""
 SCHEMA = "polybus.schema"
 SCHEMA_VERSION = "polybus.schema-version"
 MISSED = "polybus.missed"
-"""Settings of a table `silver_<topic>`; MISSED is the first batch that it has missed, or empty."""
+"""Settings of a table `silver_<topic>`; MISSED is the first batch that it missed, or empty."""
 _TOKENS = re.compile(r"`(?:[^`]|``)*`|'(?:[^'\\]|\\.|'')*'|\w+|[<>(),:]")
 _TYPES = {
     "string": "VARCHAR",
@@ -52,7 +52,8 @@ _TYPES = {
 def view_schema(data: Path, view: str) -> tuple[str, str] | None:
     """The topic of a view `silver.<topic>` and the columns of the view; None if there is none.
 
-    They are those of the table `silver_<topic>`, which keeps its schema if a new one is refused.
+    The columns are those of the table `silver_<topic>`, which keeps its schema if a new one is
+    refused.
     """
     for topic in pipeline_settings.read(data).topics:
         if topic.schema is not None and view.lower() == PREFIX + topic.name:

@@ -1,4 +1,4 @@
-"""Values of rows as JSON has them."""
+"""Converts values of rows for JSON."""
 
 from base64 import b64encode
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def plain(value: Any, other: Callable[[Any], Any] = lambda value: value) -> Any:
-    """Bytes as text, or {"base64": …} if not UTF-8; maps as objects; what is left by `other`."""
+    """Bytes as text, or {"base64": …} if not UTF-8; maps as objects; other types by `other`."""
     if isinstance(value, dict):
         return {str(name): plain(one, other) for name, one in value.items()}
     if isinstance(value, bytes):

@@ -1,7 +1,7 @@
 """pyarrow without pandas, for processes that run only our own code.
 
 The first time pyarrow converts Python objects it imports pandas, if it is installed, to recognise
-objects of pandas. The bus has none, and pandas takes 60 MB and half a second. pyarrow tries once
+objects of pandas. The bus uses none, and pandas takes 60 MB and half a second. pyarrow tries once
 per process and remembers the result.
 """
 
@@ -32,7 +32,7 @@ def leave_pandas_out() -> None:
     answer = _NoPandas()
     sys.meta_path.insert(0, answer)
     try:
-        # Any conversion makes pyarrow try the import; without effect if it has tried before.
+        # Any conversion makes pyarrow try the import, unless it tried before.
         pa.scalar(0)
     finally:
         sys.meta_path.remove(answer)

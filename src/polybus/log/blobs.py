@@ -2,31 +2,32 @@
 
     accounts/<account>/blobs/<sha256>/content             the payload
                                       sums                XXH3 of each block of it
-                                      <epoch>-<offset>    a topic's last message that points here
-                                      <epoch>-<offset>.pending   there may be one from here on
-                                      <epoch>-<offset>.memory    of a log in memory
+                                      <epoch>-<offset>    the last message of a topic that refers to
+                                      it <epoch>-<offset>.pending   such a message may exist from
+                                      this offset on <epoch>-<offset>.memory    the same, for a log
+                                      in memory
     accounts/<account>/blobs/incoming-<unique>/           a payload that is arriving
     accounts/<account>/blobs/unfinished-<digest>/         one that its sender may continue
 
 A payload that arrives twice is stored once: its folder has the name of its SHA-256. Empty files
-mark who needs it, one for each topic, so that a start need not read the log to know.
+mark the topics that need it, one for each, so that a start need not read the log to know.
 
-The order of writes, and what a start makes of each prefix:
+The order of writes, and how a start recovers from each prefix:
 
 1. `incoming-…/content`, as it arrives, then `sums`; fsync of both. A start removes the folder. In
    `unfinished-…` it is the same, but a start keeps the folder: only its `content` counts, and its
    SHA-256 is compared with the announced one before step 2.
 2. The pending mark, and an fsync of the folder: in `incoming-…`, which is then renamed to its id,
-   or in a blob that is there already, whose files the new ones replace, as they have the same bytes
+   or in a blob that already exists, whose files the new ones replace, as they have the same bytes
    or repair it; fsync of `blobs`. A start looks for the message from the mark's offset on. If it
-   finds none, it removes the mark. A blob without marks goes, after a look for messages that refer
-   to it, as marks are files without a checksum.
+   finds none, it removes the mark. It removes a blob without marks, but first searches the log for
+   messages that refer to it, because marks are files without a checksum.
 3. The message, whose commit the log makes durable as any other. A start that finds it renames the
    mark.
 4. After that, the mark gets the message's offset; marks of the topic with smaller ones are removed.
    Messages that are published at the same time may share a pending mark: then the last of them does
    this.
-   This is not synced: any mark that a crash brings back is either pending, or of an older message.
+   This is not synced: a mark that a crash restores is either pending, or that of an older message.
 
 So a message that is in the log always has its blob, and a blob that no message needs is gone after
 the next sweep. `content` never changes; a block is checked against `sums` whenever it is read, so
@@ -74,7 +75,7 @@ _MARK = re.compile(r"(\d{1,18})-(\d{1,18})(\.pending|\.memory)?")
 class BlobMark:
     """A topic's need of a blob: its epoch, and the offset of its last message that points there.
 
-    Of a pending one the message is at the offset or behind it, if it exists.
+    If it is pending, the message is at the offset or after it, if it exists.
     """
 
     epoch: int
@@ -86,7 +87,7 @@ class BlobMark:
         return f"{self.epoch}-{self.offset}{self.suffix}"
 
     def keeps(self, epoch: int, offset: int) -> bool:
-        """Whether it keeps the blob as long as the message of a topic at this offset is there."""
+        """Whether it keeps the blob as long as the topic has its message at this offset."""
         is_behind = self.suffix == PENDING or self.offset >= offset
         return self.epoch == epoch and self.suffix != MEMORY and is_behind
 
@@ -114,7 +115,7 @@ def accounts_with_blobs(data: Path) -> list[str]:
 
 
 def find_blobs(folder: Path) -> Iterator[FoundBlob]:
-    """The blobs in an account's folder; whatever else is there is left alone."""
+    """The blobs in an account's folder; other files are ignored."""
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except FileNotFoundError:
@@ -143,7 +144,7 @@ def find_unfinished(folder: Path) -> Iterator[tuple[Path, int, float]]:
 
 
 def remove_incoming(folder: Path, disk: Disk) -> None:
-    """Remove what a crash left of payloads that were arriving."""
+    """Remove the incomplete payloads that a crash left."""
     with contextlib.suppress(FileNotFoundError):
         for entry in os.scandir(folder):
             path = Path(entry.path)
@@ -175,7 +176,7 @@ class BlobWriter:
         self.size = 0
 
     def resume(self) -> int:
-        """Continue behind what an earlier writer has left; return its size. Raises StorageError."""
+        """Continue after the bytes of an earlier writer; return their size. Raises StorageError."""
         with self._reported(), contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self.folder):
                 if name != CONTENT:
@@ -233,7 +234,7 @@ class BlobWriter:
         return self._hash.hexdigest()
 
     def place(self, target: Path, mark: BlobMark) -> Path:
-        """Give the blob its name, or repair the one that is there, with a mark; return its folder.
+        """Give the blob its name, or repair an existing one, with a mark; return its folder.
 
         Durable when this returns. Raises StorageError.
         """
@@ -242,7 +243,7 @@ class BlobWriter:
         return target
 
     def discard(self) -> None:
-        """Remove what has arrived, by this writer or one before it."""
+        """Remove what this writer, or an earlier one, has written."""
         if self._is_made or self.folder.name.startswith(UNFINISHED):
             self._disk.remove_folder(self.folder)
 
@@ -255,7 +256,7 @@ class BlobWriter:
 
 
 def share(blob: Path, folder: Path, mark: BlobMark, disk: Disk) -> Path:
-    """Put a blob into the folder of another account, too; durable. Raises OSError."""
+    """Put a blob into the folder of another account too, durably. Raises OSError."""
     target = folder / blob.name
     if target == blob:
         add_mark(target, mark, disk)
@@ -269,10 +270,10 @@ def share(blob: Path, folder: Path, mark: BlobMark, disk: Disk) -> Path:
 
 
 def _place(incoming: Path, target: Path, mark: BlobMark, disk: Disk) -> None:
-    """Give a whole blob its name, with a mark; durable. Raises OSError.
+    """Give a whole blob its name, with a mark, durably. Raises OSError.
 
-    The files of a blob that is there already are replaced: they have the same bytes, unless they
-    are damaged.
+    It replaces the files of a blob that already exists: they have the same bytes, unless they are
+    damaged.
     """
     if _is_folder(target):
         for name in (CONTENT, SUMS):
@@ -296,7 +297,7 @@ def add_mark(blob: Path, mark: BlobMark, disk: Disk) -> None:
 def settle_mark(blob: Path, pending: BlobMark, mark: BlobMark, older: list[BlobMark]) -> None:
     """The message of a pending mark is durable, or found: remove marks of older messages.
 
-    The new mark comes first. None of it is synced.
+    The new mark comes first. Nothing is synced.
     """
     with contextlib.suppress(FileNotFoundError):
         os.rename(blob / pending.name, blob / mark.name)
@@ -310,9 +311,10 @@ def drop_marks(blob: Path, marks: list[BlobMark]) -> None:
 
 
 def remove_blob(blob: Path, disk: Disk) -> None:
-    """Remove a blob that nobody needs: under another name first, so that none is there in part.
+    """Remove an unneeded blob. It is renamed first, so that no incomplete blob keeps its name.
 
-    That name is durable before the files go: otherwise a power cut brings back an empty folder.
+    The rename is durable before the files are removed: otherwise a power cut restores an empty
+    folder.
     """
     doomed = blob.with_name(f"{INCOMING}{secrets.token_hex(8)}")
     with contextlib.suppress(FileNotFoundError):
@@ -359,7 +361,7 @@ class BlobReader:
         return whole if begin == 0 and len(whole) == stop - start else whole[begin:][: stop - start]
 
     def check(self) -> str | None:
-        """Read everything; why it is damaged, or None."""
+        """Read everything; return why it is damaged, or None."""
         digest = hashlib.sha256()
         try:
             for index in range(-(-self.size // BLOCK_BYTES)):
@@ -384,7 +386,7 @@ class BlobReader:
 
 
 def unknown_blob() -> UsageError:
-    """The same for every id that one may not read, whatever the reason."""
+    """The error for an id that does not exist or that the caller may not read: it is the same."""
     return UsageError("blob.unknown", "there is no such blob, or you may not read it")
 
 

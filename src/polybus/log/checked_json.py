@@ -1,9 +1,9 @@
-"""Small JSON files that decide what counts, each with a checksum of itself.
+"""Metadata files: small JSON files, each with a checksum of itself.
 
 The last field is `xxh3`: XXH3 (64 bits) of the whole file with these 16 digits taken as zeros.
-Earlier versions wrote topic.json, polybus.json and the notes of pipelines without one. Such a file
-is accepted if it has only fields that they wrote: so no flipped bit makes a checked file look like
-an unchecked one.
+Earlier versions wrote topic.json, polybus.json and the files of pipelines without one. Such a file
+is accepted if it has only fields that those versions wrote, so that no flipped bit makes a checked
+file look like an unchecked one.
 """
 
 import re
@@ -25,7 +25,7 @@ _TAIL = re.compile(rb',"xxh3":"([0-9a-f]{16})"}\n\Z')
 
 
 def encode(note: msgspec.Struct) -> bytes:
-    """The content of the file for a note, which has one field or more."""
+    """The content of the file for metadata, which has one or more fields."""
     before = msgspec.json.encode(note, order="deterministic")[:-1] + _START
     return before + xxhash.xxh3_64_hexdigest(before + _BLANK + _END).encode() + _END
 
@@ -35,7 +35,7 @@ def is_checked(content: bytes) -> bool:
 
 
 def read(path: Path, kind: type[N], *, accept_unchecked: bool = False) -> N | None:
-    """The note in a file; None if there is no such file. Raises StorageError `log.damaged`."""
+    """The metadata in a file; None if the file is missing. Raises StorageError `log.damaged`."""
     try:
         content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -48,7 +48,7 @@ def read(path: Path, kind: type[N], *, accept_unchecked: bool = False) -> N | No
 def problem(content: bytes) -> str | None:
     """What is wrong with a file whose fields are not known here, or None.
 
-    One without a checksum is of an earlier version, unless its last field was the checksum.
+    A file without a checksum is one of an earlier version, unless its last field was the checksum.
     """
     if (tail := _TAIL.search(content)) is not None:
         return None if _is_right(content, tail) else "its checksum is wrong"
@@ -67,7 +67,7 @@ def _is_right(content: bytes, tail: re.Match[bytes]) -> bool:
 
 
 def decode(content: bytes, kind: type[N], path: Path, *, accept_unchecked: bool = False) -> N:
-    """The note in a file. Raises StorageError `log.damaged`."""
+    """The metadata in a file's content. Raises StorageError `log.damaged`."""
     tail = _TAIL.search(content)
     try:
         if tail is not None:

@@ -1,18 +1,17 @@
-"""Where the messages of a node are if they are in Kafka: DATA/cluster.json.
+"""DATA/cluster.json: the Kafka cluster that has the messages of a node.
 
-A node writes it into its data folder when it starts, so that programs that read a data folder
-beside the node (Spark, SQL) find the cluster by themselves. It names files with secrets and has
-none itself.
+A node writes it into its data folder when it starts, so that other programs that read the data
+folder (Spark, SQL) find the cluster. It names files that contain secrets, but contains none itself.
 
-A folder has either this note or polybus.json, the note of a log in files. Whoever opens a log looks
-for the other note first, and refuses the folder: an empty log of the other kind would hide the
-messages. The order of writes:
+A folder has either this file or polybus.json, which belongs to a log in files. A process that opens
+a log first checks for the other file, and refuses the folder if it exists: an empty log of the
+other kind would hide the messages. The order of writes:
 
     Kafka:  1. the lock    2. cluster.json    3. everything else that the node keeps
     files:  1. the lock    2. polybus.json    3. the topics
 
 A crash before 2 leaves a folder with nothing but the lock, which may become either. No start
-removes a note: an operator who wants the other kind of log in the folder removes cluster.json.
+removes either file: an operator who wants a log in files in the folder removes cluster.json.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ NAME = "cluster.json"
 
 
 class ClusterPlace(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omit_defaults=True):
-    """A bus in a Kafka cluster, in the words of the settings."""
+    """A bus in a Kafka cluster, described by its settings."""
 
     log: str
     prefix: str = ""
@@ -43,7 +42,7 @@ class ClusterPlace(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", om
 
 
 def place_of(config: Config) -> ClusterPlace:
-    """The place that the settings of a node name."""
+    """The location that the settings of a node name."""
     cluster = config.cluster
     return with_absolute_paths(
         ClusterPlace(log=config.log, prefix=cluster.prefix, tls=cluster.tls, login=cluster.login)
@@ -51,7 +50,7 @@ def place_of(config: Config) -> ClusterPlace:
 
 
 def with_absolute_paths(place: ClusterPlace) -> ClusterPlace:
-    """The same place for processes that run in other folders."""
+    """The same location for processes that run in other folders."""
     tls, login = place.tls, place.login
     if tls is not None:
         tls = KafkaTls(ca=_absolute(tls.ca), cert=_absolute(tls.cert), key=_absolute(tls.key))
@@ -66,9 +65,9 @@ def _absolute(path: str | None) -> str | None:
 
 
 def read_place(data: Path) -> ClusterPlace | None:
-    """Where the messages of a data folder are; None if they are in its files, or nowhere.
+    """The cluster that has the messages of a data folder; None if its files have them.
 
-    Raises StorageError `log.damaged`, or the note cannot be read.
+    Raises StorageError if the file is damaged (`log.damaged`) or cannot be read.
     """
     path = data / NAME
     try:

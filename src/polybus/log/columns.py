@@ -28,7 +28,9 @@ SCHEMA = pa.schema(
 _VALUE = 5
 _BATCH_BYTES_MIN = 1024
 STORED_OVERHEAD_BYTES = 16 << 10
-"""What Arrow takes for rows beside their bytes: for one message a hundred times as much."""
+"""Memory that Arrow needs for rows in addition to their bytes: for one message, a hundred times
+them.
+"""
 
 
 TopicKey = tuple[str, int]
@@ -99,12 +101,12 @@ def cut_batch(batch: Batch, *, bytes_max: int) -> Batch:
 
 
 def weight_of(batch: Batch) -> int:
-    """What a batch counts against the limit of a read; not nothing, so that a read ends."""
+    """What a batch counts towards the limit of a read; never 0, so that a read ends."""
     return max(batch.value_bytes, _BATCH_BYTES_MIN)
 
 
 def copy_of(batch: Batch) -> Batch:
-    """A copy for a reader, whose cached encodings must not stay in memory with ours."""
+    """A copy for a reader, so that the log's batch does not keep the reader's cached encodings."""
     return batch.slice(0, len(batch))
 
 

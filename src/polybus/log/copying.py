@@ -5,7 +5,7 @@ Source and target must agree. The order of writes for each topic:
     1. the topic in the target
     2. its messages, in the order of their offsets
 
-A crash leaves a topic with a prefix of the messages, and the next copy continues behind it. A topic
+A crash leaves a topic with a prefix of the messages, and the next copy continues after it. A topic
 of the target that has messages is only continued if it is known to be such a copy, by
 `CopyTarget.messages_in`. When all messages are there, both sides are read once more and must have
 the same digest. `polybus.log.kafka.registry` has the order of writes of 1 in Kafka, FilesTarget has
@@ -37,7 +37,7 @@ PENDING_BYTES_MAX = 32 << 20
 """How much is appended before the copy waits until it is durable."""
 Payload = Callable[[references.Reference], bytes]
 Progress = Callable[[str, int], None]
-"""Takes a topic and how many more of its messages are done."""
+"""Called with a topic and the number of its messages that were copied since the last call."""
 
 
 class CopyTarget(Protocol):
@@ -49,7 +49,7 @@ class CopyTarget(Protocol):
     def messages_in(self, topic: str, source: Bounds) -> int | None:
         """How many messages an earlier copy has left in the topic; None if it does not exist.
 
-        Raises UsageError `topic.exists`, the topic is not a copy of this source.
+        Raises UsageError `topic.exists` if the topic is not a copy of this source.
         """
 
     def create(self, topic: str, source: Bounds, settings: TopicSettings) -> None: ...
@@ -68,7 +68,7 @@ class CopiedTopic:
 
 
 class TopicMessages:
-    """The messages of a topic as they are copied; may be read several times."""
+    """The messages of a topic as they are copied. They can be read several times."""
 
     def __init__(self, log: Log, topic: str, payload: Payload | None = None) -> None:
         self._log = log
@@ -76,7 +76,7 @@ class TopicMessages:
         self._payload = payload
 
     def read(self, skipped: int = 0) -> Iterator[Batch]:
-        """Batches of one time, protocol and sender each, without the first messages.
+        """Batches, each of one time, protocol and sender, without the first messages.
 
         Raises StorageError; UsageError `log.too-large`, a payload does not fit into a message.
         """
@@ -114,7 +114,7 @@ class TopicMessages:
         return made
 
     def digest(self, progress: Progress) -> tuple[int, str]:
-        """How many messages there are, and the digest of everything that they consist of."""
+        """The number of messages, and the digest of their whole content."""
         count, digest = 0, xxhash.xxh3_128()
         encode = msgspec.msgpack.Encoder(order="deterministic").encode
         for batch in self.read():
@@ -170,7 +170,7 @@ def copy_topic(
     payload: Payload | None = None,
     progress: Progress = lambda topic, messages: None,
 ) -> CopiedTopic:
-    """Copy a topic, or what is missing of it, and compare both sides.
+    """Copy a topic, or its missing messages, and compare both sides.
 
     Raises UsageError `topic.exists`, `log.too-large`; StorageError `log.damaged`, they differ.
     """
@@ -220,19 +220,19 @@ class PayloadsInFiles:
 
 
 class FilesTarget:
-    """A data folder. Its epochs are its own, so a note says which topics are copies.
+    """A data folder. It assigns its own epochs, so a file says which topics are copies.
 
     Order of writes:
 
-        1. the note, with all topics that are to be copied
-        2. a topic, or one without messages that is there
-        3. the note, with the epoch of the topic
+        1. the file, with all topics that are to be copied
+        2. a topic, unless one without messages exists
+        3. the file, with the epoch of the topic
         4. its messages; then 2 to 4 for the next topic
-        5. the note without the topics that were chosen, or its removal if it has no other, or if
+        5. the file without the topics that were chosen, or its removal if it has no other, or if
            all topics of the source were copied
 
-    A crash between 2 and 3 leaves a topic without messages. While the note is there, no bus starts
-    on the folder (`check_copied`): it would show a part of the messages, and add others.
+    A crash between 2 and 3 leaves a topic without messages. While the file exists, no bus starts on
+    the folder (`check_copied`): it would show a part of the messages, and add others.
     """
 
     def __init__(self, data: Path, log: Log) -> None:
@@ -242,9 +242,9 @@ class FilesTarget:
         self._topics = dict(_read_note(data).topics)
 
     def begin(self, topics: Mapping[str, Bounds]) -> None:
-        """Note the topics that are to be copied, with their bounds in the source.
+        """Record the topics that are to be copied, with their bounds in the source.
 
-        Raises UsageError `topic.exists`, one has other messages; then nothing is noted.
+        Raises UsageError `topic.exists` if one has other messages; then nothing is recorded.
         """
         for topic, source in topics.items():
             self._own_bounds(topic, source)
@@ -279,7 +279,7 @@ class FilesTarget:
     def finish(self, topics: Sequence[str] = ()) -> None:
         """Mark topics as copied, or all of them. They become usable when every topic is copied.
 
-        The note may name one that an earlier copy began and that the source has no longer.
+        The file may name a topic that an earlier copy began and that the source no longer has.
         """
         for topic in topics or list(self._topics):
             self._topics.pop(topic, None)
@@ -297,7 +297,7 @@ NOTE = "migration.json"
 
 
 class CopiedEpochs(msgspec.Struct, frozen=True, rename="kebab"):
-    """The epochs of a copied topic in the source and in the target; 0 before it is there."""
+    """The epochs of a copied topic in the source and in the target; 0 before it exists."""
 
     source: int
     target: int = 0
@@ -314,10 +314,10 @@ def _read_note(data: Path) -> CopyNote:
 
 
 def check_copied(data: Path) -> None:
-    """Raises StorageError `migrate.incomplete`, the folder misses messages of its source."""
+    """Raises StorageError `migrate.incomplete` if the folder lacks messages of its source."""
     missing = sorted(_read_note(data).topics)
     if missing:
-        text = f"{data} is the target of a `polybus migrate` that did not end: {', '.join(missing)}"
+        text = f"{data} is the target of an unfinished `polybus migrate`: {', '.join(missing)}"
         raise StorageError("migrate.incomplete", f"{text}; run the same command again")
 
 

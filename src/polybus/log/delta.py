@@ -1,18 +1,20 @@
-"""A version of a Delta table: when it is durable, and how long older ones stay.
+"""Versions of a Delta table: when one is durable, and how long older ones are kept.
 
 Lake tables and the tables of topics (log/history/exposed.py) are committed here, because delta-rs
-never calls fsync: after a power cut its commit may be there and empty, although a stream has
+never calls fsync: after a power cut its commit may exist and be empty, although a stream has
 forgotten the batch. Order of writes: the actions into a file below `_staging`, its fsync, a hard
-link as `_delta_log/<version>.json`, fsync of that folder. The link fails if the version exists, and
-so of several writers, also with other libraries, one wins. A version is there completely or not.
+link as `_delta_log/<version>.json`, fsync of that folder. The link fails if the version exists, so
+one of several writers wins, also if they use other libraries. A version exists completely or not at
+all.
 
-Delta has no checksums. But it allows any field in `commitInfo`, and ours have `xxh3` there: XXH3
-(64 bits) of the whole file with these 16 digits taken as zeros. Versions of others have none. That
-of a checkpoint is in `_last_checkpoint`, which names it, and which other libraries replace.
+Delta has no checksums. But it allows any field in `commitInfo`, and versions of Polybus have `xxh3`
+there: XXH3 (64 bits) of the whole file with these 16 digits taken as zeros. Versions of other
+writers have none. The checksum of a checkpoint is in `_last_checkpoint`, which names it, and which
+other libraries replace.
 
-Nothing follows the newest version that would show its loss. So its number is in `_newest` of the
-table's folder, too, written after the version and not synced: it is never ahead of the log, unless
-versions were lost. Versions of others do not change it.
+The loss of the newest version would leave no gap. So its number is also in `_newest` of the table's
+folder, written after the version and not synced: it is never ahead of the log, unless versions were
+lost. Versions of other writers do not change it.
 """
 
 import json
@@ -41,9 +43,9 @@ CHECKSUM = "polybus.xxh3"
 """The tag of a file: XXH3 (64 bits) of all its bytes."""
 RETENTION = "interval 1 hours"
 RETENTION_S = 3600.0
-"""How long older versions can be read, and how long readers may take: the files stay so long.
+"""How long files stay after a version stopped using them: older versions can be read that long.
 
-It is the default. A lake table has it in its settings KEPT, with which Delta says it.
+This is the default. A lake table has its own value in Delta's settings KEPT.
 """
 KEPT = ("delta.deletedFileRetentionDuration", "delta.logRetentionDuration")
 _UNITS_S = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400, "week": 604_800}
@@ -51,7 +53,7 @@ _PART = re.compile(rf"(\d+)\s+({'|'.join(_UNITS_S)})s?\b")
 _INTERVAL = re.compile(rf"(?:interval\s+)?{_PART.pattern}(?:\s+{_PART.pattern})*")
 CHECKPOINT_EVERY = 20
 _BLANK = b"0" * 16
-# The end of the first line: nothing that a user chooses is there.
+# At the end of the first line, where no text of a user can be.
 _CHECKSUM = re.compile(rb'\A\{"commitInfo": [^\n]*"xxh3": "([0-9a-f]{16})"\}\}\n')
 Action = dict[str, Any]
 
@@ -90,7 +92,7 @@ def publish(table: Path, version: int, actions: Sequence[Action], disk: Disk) ->
     finally:
         disk.unlink(staged)
     disk.sync_folder(table / LOG)
-    # The version counts, whatever becomes of this.
+    # The version is committed, even if this fails.
     with suppress(OSError):
         _note_newest(table, staged, version, disk)
 
@@ -105,7 +107,7 @@ def _note_newest(table: Path, staged: Path, version: int, disk: Disk) -> None:
 
 
 def newest(table: Path) -> int:
-    """The last version that Polybus has made, as far as it is known; else -1."""
+    """The last version that Polybus has made; -1 if it is unknown."""
     path = table / NEWEST
     try:
         return checked_json.decode(path.read_bytes(), _Newest, path).version
@@ -114,7 +116,7 @@ def newest(table: Path) -> int:
 
 
 def _encoded(actions: Sequence[Action]) -> bytes:
-    """The content of a version, with a checksum if it has a commitInfo of ours."""
+    """The content of a version, with a checksum if Polybus wrote its commitInfo."""
     content = "".join(f"{json.dumps(one)}\n" for one in actions).encode()
     found = _CHECKSUM.search(content)
     if found is None or found[1] != _BLANK:
@@ -124,7 +126,7 @@ def _encoded(actions: Sequence[Action]) -> bytes:
 
 
 def is_intact(content: bytes) -> bool:
-    """Whether a version has the content of its checksum, or none."""
+    """Whether a version matches its checksum, or has none."""
     found = _CHECKSUM.search(content)
     if found is None:
         return True
@@ -147,14 +149,14 @@ def damaged_version(log: Path, after: int) -> Path | None:
 
 
 def hint(known: Mapping[str, Any], checkpoint: Path) -> bytes:
-    """The content of `_last_checkpoint`: what readers of Delta know, and a checksum of the file."""
+    """The content of `_last_checkpoint`: Delta's own fields, and a checksum of the file."""
     return json.dumps({**known, "xxh3": _xxh3_of(checkpoint)}).encode()
 
 
 def damaged_checkpoint(log: Path) -> tuple[Path, str] | None:
     """The checkpoint that `_last_checkpoint` names, if it is missing or damaged, and the reason.
 
-    Readers of Delta then refuse the table. A hint that cannot be read says nothing.
+    Readers of Delta then refuse the table. An unreadable hint does not count as damage.
     """
     try:
         found = structs.decode((log / LAST_CHECKPOINT).read_bytes(), _Hint)
@@ -167,7 +169,7 @@ def damaged_checkpoint(log: Path) -> tuple[Path, str] | None:
         is_right = False
     if path.exists():
         return None if is_right else (path, "its checksum is wrong")
-    # Other libraries have other names for some.
+    # Other libraries name some checkpoints differently.
     is_there = any(log.glob(f"{found.version:020d}.checkpoint*.parquet"))
     return None if is_there else (path, f"is missing, and {LAST_CHECKPOINT} names it")
 
@@ -196,7 +198,7 @@ def done(writer: str, batch: int) -> Action:
 
 
 def new_identity() -> dict[str, Any]:
-    """What distinguishes a new table, and its settings."""
+    """The id of a new table, and its settings."""
     configuration = dict.fromkeys(KEPT, RETENTION)
     return {"id": str(uuid.uuid4()), "createdTime": now_ms(), "configuration": configuration}
 
@@ -204,7 +206,7 @@ def new_identity() -> dict[str, Any]:
 def kept_s(settings: Mapping[str, str]) -> float | None:
     """How long a table keeps older versions, by its settings: the longer of the two.
 
-    None if one of them, which other programs may set, cannot be understood.
+    None if one of them, which other programs may set, cannot be parsed.
     """
     found = [_seconds(settings.get(name, RETENTION)) for name in KEPT]
     known = [seconds for seconds in found if seconds is not None]

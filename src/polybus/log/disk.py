@@ -16,10 +16,10 @@ from typing import Self
 from polybus.batch import Buffer
 
 CACHED_BYTES_MAX = 64 << 20
-"""How much of a file's end stays in the page cache, for readers that are close behind."""
+"""How much of a file's end stays in the page cache, for readers that are close to the end."""
 DROP_STEP_BYTES = 8 << 20
 TOGETHER_MIN = 64
-"""From how many files and folders on the whole file system is synced, instead of each of them."""
+"""From this number of files and folders on, the whole file system is synced instead of each one."""
 
 
 class DiskFile:
@@ -99,14 +99,14 @@ class Disk:
         path.unlink(missing_ok=True)
 
     def add_folder(self, path: Path) -> None:
-        """Create a folder in one that exists; durable after `sync_below`."""
+        """Create a folder in an existing one; durable after `sync_below`."""
         path.mkdir(mode=_mode_of(path.parent))
 
     def make_folder(self, path: Path) -> None:
         """Create a folder and its missing parents durably.
 
-        One that exists is made durable too: its maker may have failed, or been killed, before it
-        was. Its parent is durable, because that came first.
+        An existing one is made durable too: its creator may have failed, or been killed, before
+        that. Its parent is durable, because that came first.
         """
         exists = path.is_dir()
         if exists and path in self._durable:
@@ -147,7 +147,7 @@ class FileLock:
         try:
             self._descriptor = os.open(path, flags, 0o660 & _mode_of(path.parent))
         except OSError:
-            # In a folder that can only be read: whoever only reads can lock a file that exists.
+            # In a read-only folder: a reader can still lock an existing file.
             if not shared:
                 raise
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -180,7 +180,7 @@ def sync_path(path: Path) -> None:
 
 
 def sync_file_system(path: Path) -> bool:
-    """Make all that was written to the file system of a path durable; False if that cannot be done.
+    """Make everything on the file system of a path durable; False if the system cannot do that.
 
     Only Linux has the call. Raises OSError.
     """
@@ -198,7 +198,7 @@ def sync_file_system(path: Path) -> bool:
 
 
 def _mode_of(folder: Path) -> int:
-    """What users may do in a folder, others than its owner and group left out."""
+    """The mode of a folder for its owner and group, without the bits for others."""
     return folder.stat().st_mode & 0o770
 
 
@@ -226,7 +226,7 @@ def replace_file(
 def write_together(folder: Path, contents: Mapping[Path, bytes], disk: Disk) -> None:
     """Write new files durably, each into a new folder of its own below `folder`.
 
-    A crash leaves any part of them. Many cost hardly more than one.
+    A crash may leave any part of them. Many files cost hardly more than one.
     """
     for path, content in contents.items():
         disk.add_folder(path.parent)

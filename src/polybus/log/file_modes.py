@@ -1,10 +1,10 @@
 """Who may open the files of a data folder: its owner and, with `group-access`, its group.
 
 The mode of DATA itself is the truth. `prepare` makes it, or corrects DATA and everything below it.
-Order of writes: the modes of all files and folders, a sync of the disk, the mode of DATA. So a
-start after a kill or a power cut meanwhile begins again. Files and folders get the modes of their
-parents (log/disk.py), and a process takes its umask from DATA (`adopt`), for files that libraries
-and Spark write.
+Order of writes: the modes of all files and folders, a sync of the disk, the mode of DATA. So after
+a kill or a power cut, the next start begins again. Files and folders get the modes of their parents
+(log/disk.py), and a process takes its umask from DATA (`adopt`), for files that libraries and Spark
+write.
 """
 
 import logging
@@ -35,14 +35,14 @@ def prepare(data: Path, *, group: bool) -> None:
 
 
 def adopt(data: Path) -> None:
-    """Let this process, and those that it starts, create files as the folder's mode says."""
+    """Set the umask of this process, and those that it starts, to match the folder's mode."""
     data.parent.mkdir(parents=True, exist_ok=True)
     data.mkdir(mode=OWNER, exist_ok=True)
     os.umask(~data.stat().st_mode & 0o777)
 
 
 def prepare_socket_folder(socket: Path) -> None:
-    """Create the folder of a socket, or make sure that only this user can have put things there.
+    """Create the folder of a socket, or check that only this user can write to it.
 
     Its path may be in a folder for all users (`layout.socket_path`). Raises StorageError.
     """
@@ -73,7 +73,7 @@ def _correct(data: Path, wanted: int) -> None:
                         os.sync()
                     path.chmod(mode)
             except OSError:
-                # Removed meanwhile, or of another user.
+                # Removed meanwhile, or owned by another user.
                 foreign += path.exists()
     if foreign:
         text = "%s: the modes of %d files and folders could not be corrected; chown or chmod them"

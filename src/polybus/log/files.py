@@ -86,7 +86,7 @@ class FileLog(LogOfTopics[TopicLog]):
         self._callbacks = callbacks or LogCallbacks()
         self._retention = retention
         self._tombstones: dict[int, int] = {}
-        """The epoch of each, and a commit from which on the journal has no row of its topic."""
+        """The epoch of each, and the commit from which on the journal has no row of its topic."""
         self._shared = LogShared(self._topics, self._owners, self._callbacks.on_frozen)
         self._journal = Committer(
             journal_folder(data),
@@ -112,8 +112,8 @@ class FileLog(LogOfTopics[TopicLog]):
         self._disk.make_folder(journal_folder(self.data))
         self._load_notes(self.data)
         self._open_topics()
-        # A kill may have come between the creation of a name and the fsync of its folder, and the
-        # names that this start finds are built upon without another fsync.
+        # A kill may have come between the creation of a name and the fsync of its folder, and this
+        # start relies on the names that it finds without another fsync.
         for folder in (self.data.parent, self.data, journal_folder(self.data)):
             self._disk.sync_folder(folder)
         recovered = recover(self.data, self._disk)
@@ -156,7 +156,7 @@ class FileLog(LogOfTopics[TopicLog]):
         return TopicLog(note.name, note.epoch, history, self._shared)
 
     def _settle_strays(self, recovered: Recovered, floor: floors.Floor) -> None:
-        """Find rows of no topic, and what they are: of a deleted topic, or of one that is lost."""
+        """Find rows without a topic, and whether that topic was deleted or is lost."""
         strays = restore(self._topics, recovered)
         orphans = orphan_keys(self.data)
         handed_over = {(topic, epoch) for topic, (epoch, _) in floor.items()}
@@ -185,7 +185,7 @@ class FileLog(LogOfTopics[TopicLog]):
         if self._is_old:
             self._is_old = False
             self._write_data_note(self.data)
-        # Rows of unknown topics may be in what is damaged or missing, so every tombstone stays.
+        # Damaged or missing segments may have rows of unknown topics, so every tombstone stays.
         is_whole = not orphans and not any(segment.holes for segment in recovered.segments)
         floors.lift(self.data, (), self._disk)
         names = [path.name for path in folders_in(trash_folder(self.data))]
@@ -198,7 +198,7 @@ class FileLog(LogOfTopics[TopicLog]):
         return topic in self._topics and self._topics[topic].epoch == epoch
 
     def _is_older(self, topic: str, epoch: int) -> bool:
-        """Whether rows are of a topic before the present one, if there is one."""
+        """Whether rows belong to an earlier topic of the same name."""
         log = self._topics.get(topic)
         return log is None or (topic not in self._damaged and epoch < log.epoch)
 
@@ -227,7 +227,7 @@ class FileLog(LogOfTopics[TopicLog]):
         log = self._log_of(topic)
         files = [] if log.history is None else log.history.manifest.files
         waiting = max(0, log.stop - max(log.start, log.handed_over))
-        # The newest of those that wait are those that were appended since.
+        # The newest uncommitted messages are those that were appended since the start.
         newer = min(messages, waiting)
         mean = value_bytes / messages if messages else 0.0
         before = mean if log.restored_mean_bytes is None else log.restored_mean_bytes
@@ -268,7 +268,7 @@ class FileLog(LogOfTopics[TopicLog]):
             raise AssertionError("every topic exists and can be written")
         if self._journal.failure is not None and not is_taken:
             raise self._journal.failure.again()
-        # Nothing below can fail. The bus has set the time, of all batches or of none.
+        # Nothing below can fail. The bus has set the time of all batches, or of none.
         now_us = (batches[0].timestamp_us if batches else 0) or self._clock()
         return self._journal.append(scan.take_batches(batches, logs, now_us), urgent)
 

@@ -9,12 +9,12 @@ that several nodes share (`arrives_late`) only takes the batch there; its offset
 ticket is durable. Every node, the publisher's too, gets the messages by `on_arrived` when they are
 safe, and shows them to readers and subscribers when it has called `admit`.
 
-The promises, which tests/log/log_contract.py checks for every implementation; where a log that
-arrives late promises something else, it is in brackets:
+The promises, which tests/log/log_contract.py checks for every implementation; the different
+promises of a log that arrives late are in brackets:
 
 1. Offsets of a topic's epoch start at 0 and have no gaps or repeats, in the order of `append`.
-   [They ascend, in one order for all nodes. A batch has no gaps inside; between batches there may
-   be some, so that a read begins at its offset or after it.]
+   [They ascend, in one order for all nodes. A batch has no gaps inside, but there may be gaps
+   between batches, so that a read begins at its offset or after it.]
 2. When `durable` (and the argument of `on_durable`) has reached a ticket, every message up to it
    survives a crash of the process, and with durability `fsync` or `interval` a power cut.
 3. Appended messages are visible to readers at once, in offset order, until retention removes them.
@@ -62,17 +62,17 @@ class LogCallbacks:
 
     Attributes:
         on_durable: everything up to this ticket is durable.
-        on_failed: a commit failed; its receipts are late at least.
-        on_frozen: a topic is found to be damaged after the log was opened.
+        on_failed: a commit failed; its receipts are delayed or never come.
+        on_frozen: a topic was found to be damaged after the log was opened.
         held_from: the first offset of a topic that a consumer still needs, or None. Retention
             keeps everything from there on.
 
     Of a log that arrives late:
         on_arrived: new messages, for `admit`; None admits them at once.
         on_refused: a batch that was taken is not in the log after all.
-        on_topic: a topic exists from now on (True), or no longer.
+        on_topic: a topic was created (True) or removed (False).
         on_shared: what nodes share has changed (`ClusterLog.share`), in one order for all nodes.
-            It begins with everything that there is, before the log is open.
+            It begins with all existing entries, before the log is open.
     """
 
     on_durable: Callable[[int], None] = lambda ticket: None
@@ -107,7 +107,7 @@ class Log(Protocol):
 
         With `epoch`, also until the topic has this epoch at least.
 
-        Raises UsageError `topic.unknown`; StorageError, that takes too long.
+        Raises UsageError `topic.unknown`; StorageError if that takes too long.
         """
         return
 
@@ -119,14 +119,16 @@ class Log(Protocol):
         """The damaged topics, which take no messages, with the reasons."""
 
     def freeze(self, topic: str, reason: str) -> None:
-        """Let a topic that cannot be read take no messages. Raises UsageError `topic.unknown`."""
+        """Freeze a topic that cannot be read: it takes no messages. Raises UsageError
+        `topic.unknown`.
+        """
 
     def settings(self, topic: str) -> TopicSettings: ...
 
     def change_settings(self, topic: str, settings: TopicSettings) -> None:
         """Replace a topic's settings durably.
 
-        Raises UsageError `topic.unknown`; StorageError, nothing has changed.
+        Raises UsageError `topic.unknown`; StorageError, and nothing has changed.
         """
 
     def describe(self, topic: str) -> dict[str, int]:
@@ -135,9 +137,9 @@ class Log(Protocol):
     def stored_bytes(self, topic: str, messages: int = 0, value_bytes: int = 0) -> int:
         """The size of what this log stores of a topic, without blobs.
 
-        `messages` with `value_bytes` were appended since the log was opened. What is not history
-        yet shares files with other topics: its size is estimated, from the mean size of these
-        messages, and of those that were there before. It costs no read.
+        `messages` with `value_bytes` were appended since the log was opened. The part in the
+        journal shares files with other topics: its size is estimated from the mean size of these
+        messages, and of those that the journal had before. This reads nothing from the disk.
 
         Raises UsageError `topic.unknown`.
         """
@@ -148,7 +150,8 @@ class Log(Protocol):
     def create_topics(self, wanted: Mapping[str, TopicSettings]) -> None:
         """Create topics durably; on a disk, thousands take seconds. A failure may leave some.
 
-        A cluster creates all that it accepts, and raises the error of another one after that.
+        A cluster creates all topics that it accepts, and then raises the error of one that it
+        refused.
 
         Raises UsageError `topic.exists`.
         """
@@ -159,7 +162,7 @@ class Log(Protocol):
     def bounds(self, topic: str) -> Bounds:
         """The topic's offsets, including appended messages that are not durable yet.
 
-        Raises UsageError `topic.unknown`; StorageError `log.frozen`, the topic is damaged.
+        Raises UsageError `topic.unknown`; StorageError `log.frozen` if the topic is damaged.
         """
 
     def append(self, batch: Batch, *, urgent: bool = False) -> int:
@@ -184,8 +187,8 @@ class Log(Protocol):
         They become durable together: after a crash the log has all of them or none. They are in
         memory together until they are written, so the caller bounds their size.
 
-        `is_taken`: subscribers have them already, because `takes` returned True just before. If
-        the disk failed meanwhile, they wait for it, as batches that were appended earlier do.
+        `is_taken`: subscribers have them already, because `takes` returned True just before. If the
+        disk failed meanwhile, they wait for it, like batches that were appended earlier.
 
         Raises:
             UsageError: `topic.unknown`.
@@ -232,19 +235,19 @@ SHARED = "Polybus-state"
 
 
 class LogTransaction(Protocol):
-    """Messages of many topics that become visible together. Its methods may block."""
+    """Messages of many topics that become visible together. The methods may block."""
 
     def append(self, batches: Sequence[Batch]) -> None:
-        """Write batches and give them epochs and offsets; nobody sees them yet.
+        """Write batches and give them epochs and offsets; they are not visible yet.
 
-        Raises UsageError `topic.unknown`, `log.too-large`; StorageError, as `commit`.
+        Raises UsageError `topic.unknown`, `log.too-large`; StorageError as `commit` does.
         """
 
     def commit(self) -> None:
-        """Raises StorageError: it may or may not be committed; `commit.fenced`, it is not."""
+        """Raises StorageError if it may or may not be committed; `commit.fenced` if it is not."""
 
     def abort(self) -> None:
-        """Nobody will see anything of it. Raises nothing."""
+        """Abort: the messages never become visible. Raises nothing."""
 
 
 class ClusterLog(Protocol):
@@ -255,27 +258,28 @@ class ClusterLog(Protocol):
     """
 
     def begin(self, producer: str) -> LogTransaction:
-        """Begin a transaction: every earlier one of the producer, on any node, has ended then, and
-        its nodes can add nothing to it. May block. Raises StorageError.
+        """Begin a transaction. Every earlier one of the producer, on any node, has ended then, and
+        its node can add nothing to it (fencing). May block. Raises StorageError.
         """
 
     def catch_up_all(self) -> None:
-        """`catch_up` with all topics of the cluster. May block, and raises as that."""
+        """`catch_up` with all topics of the cluster. May block. Raises as `catch_up` does."""
 
     def settle(self, topic: str) -> None:
-        """`catch_up`, and wait for transactions that are open. May block, and raises as that."""
+        """`catch_up`, and wait for open transactions. May block. Raises as `catch_up` does."""
 
     def share(self, batch: Batch) -> None:
-        """Add entries, all or none; `on_shared` brings them back. From the bus's thread.
+        """Add entries, all or none; they come back through `on_shared`. Call it on the bus's
+        thread.
 
         A batch that is refused is reported by `on_refused`.
         """
 
     def shared_stop(self) -> int:
-        """The offset behind the last entry that any node has added. May block.
+        """The offset after the last entry that any node has added. May block.
 
         Raises StorageError `log.unreachable`.
         """
 
     def forget_shared(self, keys: Sequence[bytes]) -> None:
-        """Let entries disappear, without notice. May block. Raises StorageError."""
+        """Remove entries without notifying the nodes. May block. Raises StorageError."""

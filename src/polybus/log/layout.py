@@ -1,7 +1,7 @@
 """The layout of a data directory, and the lock on it.
 
 DATA/polybus.json                                   format, largest epoch at the last deletion
-DATA/unfinished-copy                                a copy was begun and has not ended
+DATA/unfinished-copy                                a copy was begun and is not complete
 DATA/lock                                           held by the process that writes
 DATA/cluster.json                                   the Kafka cluster that has the messages, if any
 DATA/admin.token                                    the administrator's token, created by the bus
@@ -77,10 +77,11 @@ def topic_folders(data: Path) -> list[Path]:
 
 
 def exposed_folder(topic: Path) -> Path:
-    """The folder of the Delta table of a topic's folder (log/history/exposed.py).
+    """The folder of the Delta table for a topic's folder (log/history/exposed.py).
 
-    delta-rs gives the paths of files as in URLs, where % has a meaning, and then others do not find
-    them. So such a topic has its table beside the topics, with another escape.
+    delta-rs writes the paths of files as in URLs, where % is an escape, so that other readers do
+    not find them. So a topic whose folder has a % has its table beside the topics, with another
+    escape.
     """
     if "%" not in topic.name:
         return topic / "table"
@@ -88,7 +89,7 @@ def exposed_folder(topic: Path) -> Path:
 
 
 def topic_in(folder: Path) -> str:
-    """The name of the topic in a folder, as far as the folder's name tells."""
+    """The name of the topic in a folder, as far as the folder's name has it."""
     return names.full(folder.parents[1].name, names.topic_in(folder.name))
 
 
@@ -105,7 +106,7 @@ def private_key_path(data: Path) -> Path:
 
 
 def socket_path(wanted: Path) -> Path:
-    """The wanted path of a Unix socket or, if it is too long for one, one in a temporary folder.
+    """The path of a Unix socket, or one in a temporary folder if it is too long for a socket.
 
     The folder that TMPDIR names may be too long as well.
     """
@@ -120,7 +121,7 @@ def trash_folder(data: Path) -> Path:
 
 
 def tombstone_folder(topic_folder: Path, epoch: int) -> Path:
-    """Where the topic of a folder is after its deletion."""
+    """Where the tombstone of a folder's topic is after its deletion."""
     return trash_folder(topic_folder.parents[3]) / str(epoch)
 
 
@@ -167,7 +168,7 @@ class DataLock(FileLock):
     """The lock on a data directory: one writer, or any number of checkers of a stopped bus."""
 
     def __init__(self, data: Path, *, shared: bool = False) -> None:
-        """Take the lock. Raises StorageError `log.locked`, another process holds it."""
+        """Take the lock. Raises StorageError `log.locked` if another process holds it."""
         try:
             super().__init__(data / "lock", shared=shared)
         except BlockingIOError as error:

@@ -53,7 +53,7 @@ class MemoryTopic:
 
     def from_offset(self, offset: int) -> list[Batch]:
         """All batches from an offset on; the first one is cut to begin there."""
-        # `stop` before the lists: they have at least the messages below it.
+        # Read `stop` before the lists: they have at least the messages below it.
         stop = self.stop
         if not self.start <= offset <= stop:
             text = f"the topic has no offset {offset}; it holds {self.start} to {stop}"
@@ -73,9 +73,9 @@ class MemoryTopic:
 class MemoryLog(LogOfTopics[MemoryTopic]):
     """The Log in memory (polybus.log.interface has the promises).
 
-    Every message counts as durable at once, although a crash loses all. When all topics together
-    hold more than `bytes_max`, the oldest batches are dropped. With `data`, topics survive a
-    restart with a new epoch, because their messages are lost.
+    Every message counts as durable at once, although a crash loses all messages. When all topics
+    together hold more than `bytes_max`, the oldest batches are dropped. With `data`, topics survive
+    a restart with a new epoch, because their messages are lost.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class MemoryLog(LogOfTopics[MemoryTopic]):
         data: Path | None = None,
         callbacks: LogCallbacks | None = None,
     ) -> None:
-        """Raises StorageError as FileLog, if there is a data directory."""
+        """Raises StorageError as FileLog does, if there is a data directory."""
         super().__init__(data, clock=clock, disk=Disk())
         self._on_durable = (callbacks or LogCallbacks()).on_durable
         self._bytes_max = bytes_max
@@ -213,7 +213,7 @@ class MemoryLog(LogOfTopics[MemoryTopic]):
 def _own(batch: Batch) -> tuple[Batch, int]:
     """The batch as the log keeps it, and its size.
 
-    A few messages must not keep a large read in memory, nor the encodings made for subscribers.
+    A few messages must not keep a large read buffer in memory, nor the encodings for subscribers.
     """
     spans_bytes = len(batch.spans) * 4 + _BATCH_OVERHEAD_BYTES
     value_bytes = batch.value_bytes

@@ -1,6 +1,6 @@
-"""Opening a log to read it by offset, wherever its messages are.
+"""Opens a log to read it by offset, wherever its messages are.
 
-The log of a bus at a URL is opened by spark/origin.py: that takes a client, which is above the log.
+spark/origin.py opens the log of a bus at a URL: that needs a client, a layer above the log.
 """
 
 import contextlib
@@ -16,8 +16,8 @@ from polybus.log.reading.reader import LogReader
 def open_reader(place: Path | ClusterPlace) -> OffsetReader:
     """A reader of a data folder's files, or of the cluster that its node uses, or of a cluster.
 
-    Raises as LogReader; of a cluster ConfigError `cluster.library-missing`; `config.log`,
-    `config.cluster`, the place is not valid; StorageError `log.unreachable`.
+    Raises as LogReader does; for a cluster ConfigError `cluster.library-missing`, or `config.log`
+    and `config.cluster` if the place is not valid; StorageError `log.unreachable`.
     """
     if isinstance(place, Path):
         cluster = read_place(place)
@@ -31,7 +31,7 @@ def open_reader(place: Path | ClusterPlace) -> OffsetReader:
 
 @contextlib.contextmanager
 def library_needed(place: ClusterPlace) -> Iterator[None]:
-    """Around imports of what reads a cluster. Raises ConfigError `cluster.library-missing`."""
+    """Around imports that need the Kafka library. Raises ConfigError `cluster.library-missing`."""
     try:
         yield
     except ModuleNotFoundError as error:

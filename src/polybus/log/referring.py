@@ -1,7 +1,7 @@
-"""Which messages refer to which blobs, as the log has it: what the marks of blobs must agree with.
+"""Finds in the log which messages refer to which blobs: the marks of blobs must agree with it.
 
-Only the headers of messages are decoded, a batch at a time, and no row without a reference is
-touched in Python.
+It decodes only the headers of messages, a batch at a time, and touches no row without a reference
+in Python.
 """
 
 import logging
@@ -29,11 +29,11 @@ class FoundReferences:
         """The topics that were read to their end."""
 
     def take(self, topic: str, rows: pa.RecordBatch) -> None:
-        """Note the references in rows of one topic, in order."""
+        """Record the references in rows of one topic, in order."""
         headers = rows.column("headers")
         if headers.null_count == len(headers):
             return
-        # Of a slice, the keys are those of the whole, and so are the positions in `starts`.
+        # A slice has the keys of the whole, and so the positions in `starts`.
         at = pc.indices_nonzero(pc.equal(headers.keys, references.HEADER))
         if not len(at):
             return
@@ -61,7 +61,7 @@ def find_references(
         try:
             bounds = reader.bounds(topic)
             plan = reader.plan(topic, bounds.start, bounds.stop)
-            # What retention removes meanwhile refers to nothing any more.
+            # Messages that retention removes meanwhile no longer refer to anything.
             for rows in reader.read_plan(plan, columns=("offset", "headers"), lost=_ignore):
                 if is_stopped():
                     return found

@@ -10,8 +10,8 @@
 Spark writes `offsets/N` before it runs batch N and `commits/N` after it, and fsyncs neither. A
 batch that has a plan and no commit runs again, over the same messages, when the query restarts.
 
-Plans and commits are lines of JSON without a checksum: a file that is cut or has zeros is not JSON,
-and one that is missing leaves a gap; a flipped digit is not found.
+Plans and commits are lines of JSON without a checksum: a truncated or zeroed file is not JSON, and
+a missing one leaves a gap, but a flipped digit is not detected.
 
 Nothing here changes or removes a file that Spark wrote.
 """
@@ -80,7 +80,7 @@ class CheckpointFiles:
         return None if last in _batches(self.path / COMMITS) else last
 
     def planned_s(self, batch_id: int) -> float | None:
-        """When Spark planned a batch, in seconds since 1970; None if that is not known any more."""
+        """When Spark planned a batch, in seconds since 1970; None if that is no longer known."""
         try:
             return self.plan(batch_id).stat().st_mtime
         except OSError:
@@ -96,7 +96,7 @@ class CheckpointFiles:
         """Every damaged or missing file of a checkpoint that has batches, with the reason."""
         plans, commits = _batches(self.path / OFFSETS), _batches(self.path / COMMITS)
         for path in (self.metadata, *plans.values(), *commits.values()):
-            # One that is gone was removed by Spark, or is named below.
+            # Spark removed a missing one, or it is reported below.
             with suppress(FileNotFoundError):
                 if not _is_of_spark(path.read_bytes()):
                     yield path, "it is not what Spark writes"
@@ -106,10 +106,10 @@ class CheckpointFiles:
         numbers = plans.keys() | commits.keys()
         for number in range(min(numbers, default=0), max(numbers, default=-1) + 1):
             if number not in plans and number > min(plans, default=-1):
-                yield self.plan(number), "is missing, and later batches are there"
+                yield self.plan(number), "is missing, but later batches exist"
             # The last batch may be unfinished.
             if number not in commits and commits and min(commits) < number < max(numbers):
-                yield self.path / COMMITS / str(number), "is missing, and later batches are there"
+                yield self.path / COMMITS / str(number), "is missing, but later batches exist"
 
 
 def checkpoint_damages(data: Path) -> Iterator[tuple[Path, str]]:
@@ -117,7 +117,7 @@ def checkpoint_damages(data: Path) -> Iterator[tuple[Path, str]]:
     checkpoints = data / "pipeline" / "checkpoints"
     for sums in sorted(checkpoints.rglob(".*.crc")):
         path = sums.with_name(sums.name[1:-4])
-        # Those of unfinished writes begin with a point.
+        # Files of unfinished writes begin with a dot.
         if not path.name.startswith(".") and (reason := _wrong_crc(path, sums)):
             yield path, reason
     for offsets in sorted(checkpoints.glob(f"*/*/{OFFSETS}")):
@@ -125,7 +125,7 @@ def checkpoint_damages(data: Path) -> Iterator[tuple[Path, str]]:
 
 
 def crc_of(path: Path) -> Path:
-    """Where Hadoop has the checksums of a file."""
+    """The path of Hadoop's checksums of a file."""
     return path.with_name(f".{path.name}.crc")
 
 
@@ -135,7 +135,7 @@ def _wrong_crc(path: Path, sums: Path) -> str | None:
         content = path.read_bytes()
     except FileNotFoundError:
         # A pipeline may have removed both meanwhile.
-        return "is missing, and its checksums are there" if sums.exists() else None
+        return "is missing, but its checksums exist" if sums.exists() else None
     except OSError as error:
         return str(error)
     if len(found) < _CRC_HEAD.size:

@@ -1,6 +1,6 @@
 """One topic of the log on disk: history, then the journal, then the tail in memory.
 
-The tail has the batches that are not written yet, and recently written ones within the log's limit.
+The tail has the batches that are not written yet, and recent ones within the log's limit.
 Ownership: `stop` and the right end of `tail` belong to the thread of the bus; `places` (the
 commits) and the left end of `tail` belong to the committer, under the log's lock. A batch is in
 `places` before it leaves `tail`, so a reader that looks at the tail first and at `places` second
@@ -22,7 +22,7 @@ from polybus.log.topics import storage_error
 logger = logging.getLogger("polybus.log")
 
 _RECENT_BATCHES_MAX = 1024
-# Of commits with one message each, a read ends before the objects of Arrow take megabytes.
+# If commits have one message each, a read ends before Arrow's objects take megabytes.
 _READ_BATCHES_MAX = 256
 _RETRIES_MAX = 5
 
@@ -62,7 +62,7 @@ class TopicLog(JournalTopic):
             try:
                 batches = self._read_some(offset, stop, bytes_max=bytes_max)
             except (StorageError, OSError) as error:
-                # Serve what comes before the damage. A read that begins there raises.
+                # Return the messages before the damage. A read that begins at the damage raises.
                 if found:
                     break
                 if isinstance(error, OSError):
@@ -74,7 +74,7 @@ class TopicLog(JournalTopic):
         return found
 
     def _read_some(self, offset: int, stop: int, *, bytes_max: int) -> list[Batch]:
-        """At least one batch, from wherever the offset is."""
+        """At least one batch, from history, journal or tail."""
         for _ in range(_RETRIES_MAX):
             if self.history is not None and offset < self.history.handed_over:
                 try:
@@ -96,7 +96,7 @@ class TopicLog(JournalTopic):
                     rows = self._shared.rows(place, self.name, offset)
                     return [self._batch_of(columns.cut(rows, bytes_max=bytes_max), offset)]
                 except FileNotFoundError:
-                    continue  # A hand-over moved the rows to history meanwhile: look again.
+                    continue  # A hand-over moved the rows to history meanwhile: try again.
         text = f"topic {self.name!r}, offset {offset} is missing from the log"
         self.freeze(text)
         raise StorageError("log.damaged", text)

@@ -5,8 +5,8 @@ Order of writes, each durable before the next:
 create   topic.json of each topic that this call creates, in a folder DATA/trash/new/N; all of them
          are synced together; rename of each folder to the topic's. So a topic's folder without
          topic.json has lost it. A crash leaves some of the topics, each whole. The next start
-         removes an unfinished one; earlier versions left those with nothing but topic.json.tmp in
-         the place of the topic's folder.
+         removes an unfinished one; earlier versions left a topic's folder with nothing but
+         topic.json.tmp.
 delete   polybus.json with the largest epoch so far, rename of the topic folder to DATA/trash/EPOCH,
          removal of everything in it but topic.json. The topic is gone from the rename on; the next
          start continues the removal.
@@ -16,9 +16,9 @@ a message of it. So files and journal rows of an older topic of the same name ar
 
 A topic.json in the trash is the proof that its topic was deleted (a tombstone). It stays until no
 journal segment has rows of the topic. Rows without a topic and without a tombstone are never
-deleted: their topic.json was lost, and a frozen topic takes its place, so that nobody creates
-another one over them. Earlier versions left no tombstones: in their data folders, recognised by a
-polybus.json without a checksum, the first start adds those of topics that were deleted before.
+deleted: their topic.json was lost, and a frozen topic takes its place, so that no other topic gets
+its name. Earlier versions left no tombstones: in their data folders, recognised by a polybus.json
+without a checksum, the first start adds those of topics that were deleted before.
 """
 
 import datetime
@@ -79,7 +79,7 @@ class DataNote(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class StoredTopic(Protocol):
-    """What a log keeps of a topic."""
+    """The state that a log keeps for a topic."""
 
     epoch: int
     stop: int
@@ -93,7 +93,7 @@ S = TypeVar("S", bound=StoredTopic)
 
 
 class LogOfTopics(ABC, Generic[S]):
-    """The part of a log that knows its topics: on disk in `folder`, or in memory only without it.
+    """The topics of a log: on disk in `folder`, or only in memory without it.
 
     A topic's epoch is its creation time in milliseconds since 1970, or one more than the largest
     known epoch if the clock shows less.
@@ -111,20 +111,20 @@ class LogOfTopics(ABC, Generic[S]):
         self._damaged: dict[str, str] = {}
         """Topics whose topic.json is lost or damaged, with the reason."""
         self._strays: dict[str, list[int]] = {}
-        """Epochs of journal rows by topic, of which neither a topic nor a tombstone is known."""
+        """By topic, epochs of journal rows without a known topic or tombstone."""
         self._is_old = False
-        """An earlier version wrote the folder, without tombstones."""
+        """Whether an earlier version, without tombstones, wrote the folder."""
 
     @abstractmethod
     def _opened(self, note: TopicNote) -> S: ...
 
     def _load_notes(self, folder: Path) -> None:
-        """Read which topics there are; a damaged one is noted and frozen later.
+        """Read the topics; a damaged one is recorded and frozen later.
 
-        Raises StorageError `log.format`, a newer version wrote the data; `backup.incomplete`.
+        Raises StorageError `log.format` if a newer version wrote the data; `backup.incomplete`.
         """
         if unfinished_copy_path(folder).exists():
-            text = f"{folder} is a copy that did not end; remove it and make it again"
+            text = f"{folder} is an unfinished copy; remove it and make it again"
             raise StorageError("backup.incomplete", text)
         self._disk.make_folder(topics_folder(folder))
         self._load_data_note(folder)
@@ -146,9 +146,9 @@ class LogOfTopics(ABC, Generic[S]):
         except StorageError as error:
             if error.code != "log.damaged":
                 raise
-            # All that it has is the largest epoch, and the clock is nearly always past that.
+            # It only has the largest epoch, and the clock is nearly always past that.
             self._epoch_max = self._clock() // 1000
-            logger.error("%s: %s; it is written again", error.code, error.text)
+            logger.error("%s: %s; the file is rewritten", error.code, error.text)
         if known is None:
             self._write_data_note(folder)
             return
@@ -212,7 +212,7 @@ class LogOfTopics(ABC, Generic[S]):
             raise frozen.again()
         if self._folder is not None:
             folder = topic_folder(self._folder, topic)
-            # The file's own note, because a log in memory gives its topics other epochs.
+            # From the file, because a log in memory gives its topics other epochs.
             note = read_topic_note(folder) or self._notes[topic]
             changed = msgspec.structs.replace(note, settings=settings)
             try:
@@ -258,7 +258,7 @@ class LogOfTopics(ABC, Generic[S]):
         for folder in {target.parent for target in targets}:
             self._disk.make_folder(folder)
         for path, target in zip(contents, targets, strict=True):
-            if target.exists():  # Of a creation that failed: every other folder is a known topic's.
+            if target.exists():  # Left by a failed creation: others belong to known topics.
                 self._disk.remove_folder(target)
             self._disk.rename(path.parent, target)
         for changed in (new, *{target.parent for target in targets}):
@@ -271,7 +271,7 @@ class LogOfTopics(ABC, Generic[S]):
                 self._remove_folder(self._folder, topic)
             except OSError as error:
                 if not topic_folder(self._folder, topic).exists():
-                    # What is accepted from here on would be gone after the next start.
+                    # Messages accepted from here on would be lost at the next start.
                     self.freeze(topic, "its deletion was interrupted; delete it again")
                 raise storage_error(error, f"cannot delete topic {topic!r}") from error
         del self._notes[topic]
@@ -284,7 +284,7 @@ class LogOfTopics(ABC, Generic[S]):
         self._write_data_note(data)
         folder = topic_folder(data, topic)
         self._disk.make_folder(trash_folder(data))
-        # The file, because a log in memory gives its topics other epochs.
+        # From the file, because a log in memory gives its topics other epochs.
         epoch = known = None
         with suppress(StorageError):
             epoch = epoch_of(folder)
@@ -318,7 +318,7 @@ class LogOfTopics(ABC, Generic[S]):
         self._buried(topic, epoch)
 
     def _buried(self, topic: str, epoch: int) -> None:
-        """A tombstone was added. It is not needed without a journal."""
+        """A tombstone was added. A log without a journal does not need it."""
         data = self._folder
         has_journal = data is not None and any(journal_folder(data).glob("*"))
         if data is not None and not has_journal:
@@ -364,7 +364,7 @@ class LogOfTopics(ABC, Generic[S]):
 def opened_data(data: Path, disk: Disk) -> Iterator[DataLock]:
     """Create and lock the folder, to open a log in it; unlock it if that fails.
 
-    Raises StorageError, also for an OSError within.
+    Raises StorageError, also for an OSError inside the block.
     """
     try:
         disk.make_folder(data)
@@ -396,7 +396,7 @@ def read_data_note(data: Path) -> DataNote | None:
 
 
 def read_topic_note(folder: Path) -> TopicNote | None:
-    """The content of topic.json; None if the topic was deleted or not created yet.
+    """The content of topic.json; None if the topic was deleted or does not exist yet.
 
     Raises StorageError `log.damaged`.
     """
@@ -423,7 +423,7 @@ def was_deleted(folder: Path, epoch: int) -> bool:
 
 
 def epoch_of(folder: Path) -> int | None:
-    """The epoch in topic.json; as `read_topic_note`."""
+    """The epoch in topic.json, as from `read_topic_note`."""
     note = read_topic_note(folder)
     return None if note is None else note.epoch
 

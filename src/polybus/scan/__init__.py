@@ -1,9 +1,9 @@
 """The scanner: the loops that touch every message, compiled.
 
-`batch` is compiled as it is. Each other compiled module (`_binary`, …) has a
+`batch` is compiled from its Python source. Each other compiled module (`_binary`, …) has a
 pure-Python twin with the same contract (`binary_py`, …), which documents it and gives the types.
-One test suite runs on both forms. The pure form runs if an extension is missing or POLYBUS_PURE=1
-is set; `polybus doctor` shows which runs.
+One test suite covers both. The pure form runs if an extension is missing or POLYBUS_PURE=1 is set;
+`polybus doctor` shows which runs.
 """
 
 import importlib
@@ -11,7 +11,7 @@ import importlib
 from polybus.scan import plain
 
 # isort: split
-# After `plain`, which decides from where this one is loaded.
+# After `plain`, which decides whether this is loaded from source.
 from polybus.scan import batch
 from polybus.scan.batch import *
 from polybus.scan.binary_py import *

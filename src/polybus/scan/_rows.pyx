@@ -342,7 +342,7 @@ cdef class Rows:
 
 
 cdef void end_buffer(Body* body, Py_ssize_t size) noexcept nogil:
-    """A buffer of this size is written: note its place, and continue behind its padding."""
+    """A buffer of this size was written: record its position, and continue after its padding."""
     cdef Py_ssize_t stop = padded(size)
     body.place[0] = body.at - body.start + body.beside
     body.place[1] = size
@@ -352,7 +352,7 @@ cdef void end_buffer(Body* body, Py_ssize_t size) noexcept nogil:
 
 
 cdef void end_stored(Body* body, Py_ssize_t size) noexcept nogil:
-    """The same for an uncompressed buffer, which is written behind the place of its length."""
+    """The same for an uncompressed buffer, which is written after its length field."""
     memset(body.at, 0xFF, 8)
     end_buffer(body, size + 8 if size else 0)
 

@@ -1,7 +1,7 @@
 # cython: annotation_typing=False, boundscheck=False, wraparound=False, cdivision=True
 """Batch, and the loops of the bus and its log over many batches; `polybus.batch` says what it is.
 
-Compiled, with the C types of batch.pxd, or run as it is: see `polybus.scan`.
+Compiled, with the C types of batch.pxd, or run as plain Python: see `polybus.scan`.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class Batch:
 
     def encoded(self, protocol: str, encode: Callable[[Batch], Buffer]) -> Buffer:
         """The batch in a protocol's bytes; all subscribers share one encoding."""
-        # A local name, because another thread may call `keep_batches` meanwhile.
+        # A local variable, because another thread may call `keep_batches` meanwhile.
         encodings = self._encodings
         if encodings is None:
             encodings = self._encodings = {}
@@ -170,7 +170,7 @@ class Batch:
     def rename(self, topic: str) -> None:
         """Give the batch the topic's full name; it arrived under the name of an account."""
         self.topic = topic
-        # They have the other name.
+        # Cached encodings have the other name.
         self._encodings = None
 
     def carry_encoding(self, protocol: str, encoding: Buffer) -> None:
@@ -202,7 +202,7 @@ class Traffic:
 
 
 class BusTopic(Protocol):
-    """What this module needs of a topic of the bus; `taken` counts its messages by protocol."""
+    """The part of a bus topic that this module needs; `taken` counts its messages by protocol."""
 
     @property
     def taken(self) -> dict[str, Traffic]: ...
@@ -421,7 +421,7 @@ class _Run:
 
 
 def _new_run(batch: Batch) -> _Run:
-    # Without a constructor, which in C takes longer than all else for a batch.
+    # Without a constructor call, which in C takes longer than the rest of the work for a batch.
     run = _Run.__new__(_Run)
     run.first = batch
     run.others = None

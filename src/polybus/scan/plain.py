@@ -1,4 +1,4 @@
-"""Running modules that are compiled as they are without the compiler: what they call in C then.
+"""Runs modules that Cython compiles in pure Python: substitutes for their C functions.
 
 With POLYBUS_PURE=1 in the environment, their source is loaded even if they are compiled.
 """
@@ -21,7 +21,7 @@ compiled = False
 
 
 def cclass(kind: Any) -> Any:
-    """A decorator that only the compiler heeds."""
+    """A decorator that only the compiler uses."""
     return kind
 
 
@@ -62,7 +62,7 @@ def add_entry(entries: array[int], part: tuple[Any, ...], position: int, size: i
     entries.extend((first_offset, count, position, size, first_row, latest))
 
 
-# Compiled as they are: their source runs, too.
+# These modules also run as plain Python source.
 AS_THEY_ARE = (
     "polybus.scan.batch",
     "polybus.edges.http.sending",
@@ -80,7 +80,7 @@ AS_THEY_ARE = (
 
 
 class SourceFinder(MetaPathFinder):
-    """Finds the source of modules that are compiled as they are."""
+    """Finds the source of modules that have a compiled form."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -93,7 +93,7 @@ class SourceFinder(MetaPathFinder):
 
 
 def from_source(name: str) -> ModuleType:
-    """A module that is compiled as it is, as a new one from its source."""
+    """Load a compiled module's source as a new module."""
     package = importlib.import_module(name.rpartition(".")[0])
     spec = SourceFinder().find_spec(name, package.__path__)
     assert spec is not None and spec.loader is not None

@@ -1,10 +1,10 @@
-"""Messages as the records of Kafka's RecordBatch v2, and back: the contract and the pure form.
+"""Converts messages to records of Kafka's RecordBatch v2 and back: contract and pure form.
 
 A message is one record. Its key and value are the record's; its headers follow two reserved ones,
 `protocol` and `sender`, which always come first and in this order. A record without them came from
 another Kafka producer: its protocol is `kafka` and all its headers are the message's own.
 
-Times are milliseconds. What surrounds the records (header, checksum, compression) is the caller's.
+Times are milliseconds. The caller handles the envelope (header, checksum, compression).
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class _RecordReader:
         return count
 
     def sized(self) -> tuple[int, int] | None:
-        """The place of the next bytes; None if they are null."""
+        """The position of the next bytes; None if they are null."""
         size = self.varint()
         if size == -1:
             return None

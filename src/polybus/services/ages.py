@@ -1,4 +1,4 @@
-"""How old the messages are that consumers have still to read: their lag in seconds."""
+"""The lag of consumers in seconds: the age of the first message that each has yet to read."""
 
 from collections.abc import Iterable
 
@@ -7,11 +7,11 @@ from polybus.log.interface import Log
 from polybus.services.consumers import ConsumerView
 
 AGES_MAX = 200
-"""The lag in seconds is looked for in this many places of the log."""
+"""The log is read at up to this many positions to find the lag in seconds."""
 
 
 def times_at(log: Log, wanted: list[tuple[str, int]]) -> dict[tuple[str, int], int]:
-    """When the messages at these places came in, of those that exist. May block."""
+    """The times of the messages at these positions, if they exist. May block."""
     found = {}
     for topic, offset in wanted[:AGES_MAX]:
         try:
@@ -24,7 +24,7 @@ def times_at(log: Log, wanted: list[tuple[str, int]]) -> dict[tuple[str, int], i
 
 
 def lags_s(log: Log, views: Iterable[ConsumerView], now_us: int) -> dict[str, float]:
-    """The lag of groups in seconds, of those where it can be known. May block."""
+    """The lag of groups in seconds, where it is known. May block."""
     behind = [
         (view.group, one.topic, one.offset) for view in views for one in view.topics if one.lag
     ]

@@ -1,8 +1,8 @@
-"""Who changed what: every administrative change is one message of the system topic `$audit`.
+"""The audit log: every administrative change is one message of the system topic `$audit`.
 
-Order of writes: the change first, then its message, then the answer, which waits until the message
-is durable. A crash between the two leaves a change without a message, and no answer was given for
-it. A log that takes no writes does not undo the change either: the failure is logged, and the
+Order of writes: the change, its message, then the answer, which waits until the message is
+durable. A crash between the first two leaves a change without a message, but its caller got no
+answer. A log that takes no writes does not undo the change either: the failure is logged, and the
 answer is the error.
 """
 
@@ -33,7 +33,7 @@ class AuditBook:
     async def record(
         self, who: tuple[str, str], action: str, target: str, detail: Mapping[str, Any]
     ) -> None:
-        """Record a change; it is durable when this returns. `who`: the account, and its address.
+        """Record a change; it is durable when this returns. `who` is the account and its address.
 
         Raises StorageError.
         """
@@ -43,7 +43,7 @@ class AuditBook:
     def note(
         self, who: tuple[str, str], action: str, target: str, detail: Mapping[str, Any]
     ) -> int:
-        """Record a change, without waiting; return its ticket. Raises StorageError."""
+        """Record a change without waiting; return its ticket. Raises StorageError."""
         account, peer = who
         entry = {
             "time": iso_time(self._context.clock_us()),

@@ -1,26 +1,25 @@
-"""A consistent copy of a data folder, of a running or a stopped bus, and the way back.
+"""Backup and restore: a consistent copy of the data folder of a running or stopped bus.
 
-Each part is copied before the parts that it refers to, so that the copy never refers to what it
-lacks. What it has beyond that is what a crash leaves too, and a start accepts it:
+Each part is copied before the parts that it refers to, so that the copy never refers to missing
+data. The copy may have extra data, as after a crash, which a start accepts:
 
 1. Spark's checkpoints and the tables, only while no pipeline runs. They refer to offsets.
 2. state.db. Packs and producers refer to the log. Of a running bus through SQLite's backup; of a
-   stopped one its files as they are, with the write-ahead log: opening them would hide its damage.
+   stopped one by copying the files with the write-ahead log: opening them would hide damage.
 3. Staged files, again after the journal: an intent in the journal refers to them.
 4. The journal. A sealed segment does not change any more. Of the last one the copy has a prefix,
    with everything that had a receipt when the copy began; recovery cuts off the rest.
 5. The blobs, before the topics and after the journal: a message is in the journal after its blob is
-   there, and a blob goes after its topic, or after retention.
+   stored, and a blob is removed after its topic, or after retention.
 6. The topics. A topic exists before the journal has a row of it, and the trash, copied before the
    journal and after the topics, proves that others were deleted. Hand-over and retention wait for
-   `history.lock`, which is held throughout: so a segment that the bus deletes meanwhile is in the
-   manifests already, and no manifest changes. The hand-over releases it after each segment.
+   `history.lock`, which is held throughout: so the manifests already have a segment that the bus
+   deletes meanwhile, and no manifest changes. The hand-over releases it after each segment.
 7. polybus.json: a folder without it is not a whole backup.
 
-Before all of it `unfinished-copy` is written, and it is removed after all: a bus does not start on
-a folder that has it. Otherwise a start on a backup, or a restored folder, whose copy was killed
-would take the topics and the journal as they are, and miss messages. `restore` copies in any order
-between the first and the last of these files, as its source does not change.
+`unfinished-copy` is written before everything else and removed last: a bus does not start on a
+folder that has it. Otherwise a start on a backup, or a restored folder, whose copy was killed would
+lack messages. `restore` copies the parts in any order, because its source does not change.
 
 Files that never change again are hard links where the file system allows it (backup_files.py).
 """
@@ -58,29 +57,29 @@ POLL_S = 0.05
 TRIES = 3
 NOTE = "polybus.json"
 IMMUTABLE = (".parquet",)
-# Files of a running process, or being written.
+# Files of a running process, or unfinished files.
 LEFT_OUT = ("lock", "history.lock", "history.queue", "run.json", "status.json", "errors.json")
 LEFT_OUT_ENDS = (".tmp", ".sock", ".writing")
-# Folders of a topic or a table. A topic, a table or a flow may have any of these names itself.
+# Folders inside that of a topic or a table. A topic, a table or a flow may itself have any of these
+# names.
 FOLDERS_LEFT_OUT = ("scratch", "_staging")
 # The history as a Delta table: the next hand-over makes it again.
 OF_TOPICS_LEFT_OUT = (*FOLDERS_LEFT_OUT, TABLE, GONE)
-# What opening or creating a file to lock raises where files can only be read.
+# Errors of opening or creating a lock file on a read-only file system.
 ONLY_READ = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT)
 
 
 def backup(data: Path, target: Path, *, tables: bool = True, base: Path | None = None) -> None:
     """Copy a data folder to a new or empty folder, durably. The caller verifies the copy.
 
-    `base` is an earlier backup: what has not changed since becomes links to its files, so that the
-    copy takes the space of what is new. It is whole without the base.
+    `base` is an earlier backup: unchanged files become links to its files, so that the copy takes
+    space only for new ones. It is complete without the base.
 
     Raises:
-        UsageError: `backup.target`, the target cannot be used; `backup.incomplete`, the base is
-            not a whole backup; `pipeline.running`, the tables change at the moment; `log.no-data`.
-        BusyError: the hand-over of a segment has not ended in WAIT_S.
-        StorageError: a file cannot be read or written; `log.locked`, a start or another command
-            has not ended in WAIT_S.
+        UsageError: `backup.target` if the target cannot be used; `backup.incomplete` if the base is
+        not a complete backup; `pipeline.running` if the tables are changing; `log.no-data`.
+        BusyError: the hand-over of a segment did not end within WAIT_S. StorageError: a file cannot
+        be read or written; `log.locked` if a start or another command did not end within WAIT_S.
     """
     if read_data_note(data) is None:
         raise UsageError("log.no-data", f"{data} is not a data folder")
@@ -110,18 +109,18 @@ def backup(data: Path, target: Path, *, tables: bool = True, base: Path | None =
 
 
 def find_base(folder: Path) -> Path | None:
-    """The backup that `--base` means: the folder, or else the newest whole backup in it.
+    """The backup that `--base` means: the folder itself, or the newest complete backup in it.
 
-    Raises StorageError `backup.storage`: it cannot be read.
+    Raises StorageError `backup.storage` if it cannot be read.
     """
     if (folder / NOTE).exists() or layout.unfinished_copy_path(folder).exists():
         return folder
     newest, newest_ns = None, -1
     try:
         for one in layout.folders_in(folder):
-            # One whose note is damaged, or of a newer version, is of no use.
+            # A backup with a damaged polybus.json, or of a newer version, cannot be used.
             with contextlib.suppress(StorageError):
-                # A copy gets its note last.
+                # A copy gets its polybus.json last.
                 if _is_whole(one) and (ended_ns := (one / NOTE).stat().st_mtime_ns) > newest_ns:
                     newest, newest_ns = one, ended_ns
     except OSError as error:
@@ -133,7 +132,7 @@ def restore(source: Path, data: Path) -> None:
     """Copy a backup to a new or empty folder, durably. The caller verifies both.
 
     Raises:
-        UsageError: `backup.target`; `backup.incomplete`, the source is not a whole backup.
+        UsageError: `backup.target`; `backup.incomplete` if the source is not a complete backup.
         StorageError: a file cannot be read or written.
     """
     check_whole(source)
@@ -156,7 +155,7 @@ def _copy_error(error: OSError, what: str) -> StorageError:
 def check_whole(source: Path) -> None:
     """Raises UsageError `backup.incomplete`."""
     if not _is_whole(source):
-        text = f"{source} has no {NOTE}, or its copy did not end: it is not a whole backup"
+        text = f"{source} has no {NOTE}, or its copy is unfinished: it is not a complete backup"
         raise UsageError("backup.incomplete", text)
 
 
@@ -189,7 +188,7 @@ class _Copy:
                 self.file(path)
 
     def tombstones(self) -> None:
-        """Copy the proofs that topics were deleted, of which the journal may have rows."""
+        """Copy the tombstones of deleted topics of which the journal may have rows."""
         for path in layout.trash_folder(self._data).glob("*/topic.json"):
             with contextlib.suppress(FileNotFoundError):
                 self.file(path)
@@ -198,7 +197,7 @@ class _Copy:
         """Copy a folder; `link`: whether its files never change, by default as their names say."""
         for path in _files(self._data / name, without):
             is_final = path.suffix in IMMUTABLE if link is None else link
-            # Staged files, logs and the like may go meanwhile.
+            # Staged files, logs and the like may be removed meanwhile.
             with contextlib.suppress(FileNotFoundError):
                 self.file(path, link=is_final)
 
@@ -216,7 +215,7 @@ class _Copy:
         with contextlib.suppress(FileNotFoundError):
             self.file(layout.journal_folder(self._data) / FLOOR)
         Disk().make_folder(layout.journal_folder(self._target))
-        # Cuts off what was being written, and makes the index of the last segment.
+        # Cuts off an unfinished write, and makes the index of the last segment.
         recover(self._target, Disk())
 
     def accounts(self) -> None:
@@ -226,7 +225,7 @@ class _Copy:
             if inside.isdisjoint(path.parents):
                 self.file(path)
         for path in damaged_accounts(self._data):
-            if path.parent.is_dir():  # Without its file, only the folder tells of an account.
+            if path.parent.is_dir():  # An account without its file still has its folder.
                 Disk().make_folder(self._target / path.parent.relative_to(self._data))
         for account in accounts_with_blobs(self._data):
             for blob in find_blobs(blobs_folder(self._data, account)):
@@ -236,7 +235,7 @@ class _Copy:
             self._topic(folder)
 
     def _blob(self, folder: Path) -> None:
-        """Copy a blob with its marks, unless it goes meanwhile. A mark may get another name."""
+        """Copy a blob with its marks, unless it is removed meanwhile. A mark may be renamed."""
         while (before := _names(folder)) is not None:
             with contextlib.suppress(FileNotFoundError):
                 for name in before:
@@ -266,7 +265,7 @@ class _Copy:
                     self.file(path)
 
     def end(self) -> None:
-        """Make the names of all files durable, then make the folder a whole copy."""
+        """Make the names of all files durable, then mark the copy as complete."""
         for folder, _, _ in os.walk(self._target, topdown=False):
             sync_path(Path(folder))
         replace_file(self._target / NOTE, (self._data / NOTE).read_bytes())
@@ -278,11 +277,11 @@ def _epoch(folder: Path) -> int | None:
     try:
         return epoch_of(folder)
     except StorageError:
-        return -1  # Damaged: the copy is as damaged, and `verify` says so.
+        return -1  # Damaged: so is the copy, and `verify` reports it.
 
 
 def _names(folder: Path) -> list[str] | None:
-    """The files in a blob's folder, those that never change first; None without a folder."""
+    """The files in a blob's folder, immutable ones first; None without a folder."""
     try:
         return sorted(os.listdir(folder), key=lambda name: name not in (CONTENT, SUMS))
     except FileNotFoundError:
@@ -294,7 +293,7 @@ def _is_kept(path: Path) -> bool:
 
 
 def _files(folder: Path, without: tuple[str, ...] = ()) -> Iterator[Path]:
-    """The regular files below a folder and its folders, but some; a missing one has none."""
+    """The regular files below a folder and its folders, except some; none if it is missing."""
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if name not in without)
         for name in sorted(names):
@@ -331,7 +330,7 @@ def _no_handover(data: Path) -> AbstractContextManager[object]:
     except OSError as error:
         if error.errno not in ONLY_READ:
             raise
-    # Without a file to lock, only a running bus could hand over.
+    # Without a lock file, only a running bus could hand over.
     lock = _lock_of_stopped(data)
     if lock is None:
         text = f"{data} belongs to a running bus and can only be read: run this as the bus's user"
@@ -342,7 +341,8 @@ def _no_handover(data: Path) -> AbstractContextManager[object]:
 def _lock_of_stopped(data: Path) -> AbstractContextManager[object] | None:
     """Keep a bus from starting; None if one runs.
 
-    Raises StorageError `log.locked`: neither in WAIT_S. A start may still examine the files.
+    Raises StorageError `log.locked` if neither happens within WAIT_S: a start may be checking the
+    files.
     """
     until_s = time.monotonic() + WAIT_S
     while True:
@@ -356,13 +356,13 @@ def _lock_of_stopped(data: Path) -> AbstractContextManager[object] | None:
         except OSError as error:
             if error.errno not in ONLY_READ:
                 raise
-            # No bus has ever run in it, as in a backup, or none can be seen.
+            # No bus has ever run on it, as on a backup, or it is not visible.
             return contextlib.nullcontext()
         time.sleep(POLL_S)
 
 
 def _is_running(data: Path) -> bool:
-    """Whether a bus has started, and does not stop yet: it writes its note last."""
+    """Whether a bus has started and is not stopping: it writes run.json last."""
     try:
         note = msgspec.json.decode((data / "run.json").read_bytes())
         return is_alive(note["pid"])
@@ -373,14 +373,14 @@ def _is_running(data: Path) -> bool:
 def _copy_live_state(path: Path, target: Path) -> None:
     os.close(os.open(target, os.O_CREAT | os.O_RDWR, 0o600))
     try:
-        # Changes nothing, even if the bus is killed meanwhile.
+        # This changes nothing, even if the bus is killed meanwhile.
         url = f"file:{quote(str(path))}?mode=ro&readonly_shm=1"
         with (
             contextlib.closing(sqlite3.connect(url, uri=True)) as source,
             contextlib.closing(sqlite3.connect(target)) as copied,
         ):
             source.backup(copied)
-            # One file, without a log of its own beside it.
+            # One file, without a write-ahead log beside it.
             copied.execute("PRAGMA journal_mode = DELETE")
     except sqlite3.Error as error:
         raise StorageError("state.failed", f"{path}: {error}") from error

@@ -1,8 +1,8 @@
-"""Single files of a backup: links to what never changes again, durable copies of the rest.
+"""Single files of a backup: links to immutable files, durable copies of the rest.
 
-A file that never changes again is a link to the file of the bus. Where that is on another file
-system, it is a link to the same file of an earlier backup, the base, if every byte of it is that of
-the bus. So nothing of a damaged base gets into a backup, and a base can be deleted at any time.
+A file that never changes again is a link to the file of the bus. If that is on another file system,
+it is a link to the same file of an earlier backup, the base, if both have the same bytes. So a
+damaged base does not damage a backup, and a base can be deleted at any time.
 """
 
 import errno
@@ -19,7 +19,7 @@ NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES)
 
 
 class CopySize(msgspec.Struct, frozen=True, kw_only=True):
-    """What a copy takes: files of its own, and links, which share their blocks with others."""
+    """The size of a copy: its own files, and links, which share their blocks with others."""
 
     copied_files: int
     copied_bytes: int
@@ -28,13 +28,13 @@ class CopySize(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def put(path: Path, target: Path, *, is_final: bool, base: Path | None) -> None:
-    """Make `target` a file with the content of `path`; replaces an earlier one.
+    """Make `target` a file with the content of `path`; replaces an existing one.
 
-    `is_final`: neither bus nor command changes the file any more. `base` is its place in an earlier
-    backup. The content is durable afterwards, the name when its folder is.
+    `is_final`: no bus or command changes the file any more. `base` is its path in an earlier
+    backup. The content is durable afterwards, the name after a sync of its folder.
 
     Raises:
-        FileNotFoundError: there is no such file any more.
+        FileNotFoundError: the file no longer exists.
         OSError: it cannot be read, or the copy cannot be written.
     """
     Disk().make_folder(target.parent)
@@ -44,7 +44,7 @@ def put(path: Path, target: Path, *, is_final: bool, base: Path | None) -> None:
 
 
 def _linked(path: Path, target: Path) -> bool:
-    """Make a hard link; False where the file system or the rights do not allow it."""
+    """Make a hard link; False if the file system or the permissions do not allow it."""
     try:
         os.link(path, target)
     except OSError as error:
@@ -60,13 +60,13 @@ def _linked_to_base(base: Path | None, path: Path, target: Path) -> bool:
     try:
         os.link(base, target)
     except OSError:
-        # Also if the base is deleted meanwhile: the file of the bus is there to be copied.
+        # Also if the base is deleted meanwhile: then the file of the bus is copied.
         return False
     return True
 
 
 def _has_content_of(base: Path, path: Path) -> bool:
-    """Whether `base` is a regular file with the bytes of `path`. One that cannot be read is not."""
+    """Whether `base` is a readable regular file with the bytes of `path`."""
     with path.open("rb") as ours:
         size = os.fstat(ours.fileno()).st_size
         try:
@@ -90,7 +90,7 @@ def _copy(path: Path, target: Path) -> None:
     with path.open("rb") as source:
         status = os.fstat(source.fileno())
         left = status.st_size
-        # Of a folder that can only be read, too, a bus can use the copy.
+        # Writable even if the source folder is read-only: a bus must be able to use the copy.
         mode = (status.st_mode & 0o777 | 0o600) & 0o660
         descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "wb") as copied:
@@ -102,7 +102,7 @@ def _copy(path: Path, target: Path) -> None:
 
 
 def taken_by(folder: Path) -> CopySize:
-    """What the files below a folder take."""
+    """The size of the files below a folder."""
     counts = {True: [0, 0], False: [0, 0]}
     for parent, _, names in os.walk(folder):
         for name in names:

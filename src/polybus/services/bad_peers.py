@@ -1,4 +1,4 @@
-"""The record of what peers did wrong: counters, and log lines within a limit."""
+"""Errors of peers: counters, and rate-limited log lines."""
 
 import logging
 from collections import Counter
@@ -37,7 +37,7 @@ class BadPeers:
     def note(
         self, peer: str, protocol: str, code: str, text: str, account: str = names.ACCOUNT
     ) -> None:
-        """Count an error of a peer, logged in to this account, and log it."""
+        """Count an error of a peer of this account, and log it."""
         self.counts[code] += 1
         if code in SLOW and self._events is not None:
             fields = {"peer": peer, "protocol": protocol, "code": code}

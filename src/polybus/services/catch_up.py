@@ -25,7 +25,7 @@ PIECE_BYTES = 256 << 10
 
 
 class CatchUpTarget(Subscriber, Protocol):
-    """The subscriber that is to catch up.
+    """The subscriber that catches up.
 
     With `streams_references` it gets the bytes of large payloads, each through `stream`.
     """
@@ -37,11 +37,11 @@ class CatchUpTarget(Subscriber, Protocol):
         ...
 
     def tell_position(self, topic: str, epoch: int, offset: int) -> None:
-        """Catching up begins at this position."""
+        """Called with the position at which catching up begins."""
         ...
 
     def flush(self) -> None:
-        """Write what was delivered now, so that what the peer does not take is counted."""
+        """Write what was delivered, so that bytes which the peer does not take are counted."""
         ...
 
     async def drained(self) -> None:
@@ -49,12 +49,12 @@ class CatchUpTarget(Subscriber, Protocol):
         ...
 
     def catch_up_ended(self, topic: str, error: PolybusError | None) -> None:
-        """The subscription is live, or over because of the error."""
+        """The subscription is live, or ended with the error."""
         ...
 
 
 class _Taker:
-    """Gives a target what was read, up to a payload that is to be streamed before the rest."""
+    """Delivers what was read, up to a payload that must be streamed before the rest."""
 
     def __init__(self, target: CatchUpTarget, topic: Topic, skip_sender: str | None) -> None:
         self._target = target
@@ -63,7 +63,7 @@ class _Taker:
         self._large: Batch | None = None
 
     def deliver(self, batch: Batch) -> int | None:
-        """Give it a batch; return the offset up to which it was taken, if that is not all."""
+        """Deliver a batch; return the offset up to which it was taken, if not all was."""
         large = reached = None
         if self._target.streams_references and (at := first_reference(batch)) is not None:
             large, batch = batch.slice(at, at + 1), batch.slice(0, at)
@@ -98,7 +98,7 @@ async def catch_up(
 ) -> None:
     """Bring a subscription from the past to the live end.
 
-    `skip_sender` leaves out what that peer published, as live delivery would have.
+    `skip_sender` leaves out messages of that peer, as live delivery does.
     """
 
     error: PolybusError | None = None
@@ -108,7 +108,7 @@ async def catch_up(
         if tell:
             target.tell_position(topic, epoch, offset)
         while True:
-            # Another topic's payload may be on its way to the peer.
+            # The payload of another topic may be on its way to the peer.
             await target.drained()
             async with context.memory.catch_up_turn():
                 if context.log.bounds(topic).epoch != epoch:
@@ -132,9 +132,9 @@ async def catch_up(
 async def _deliver_piece(
     log: Log, topic: str, epoch: int, offset: int, deliver: Callable[[Batch], int | None]
 ) -> int:
-    """Read from the offset on and deliver it; return the offset after what was taken.
+    """Read from the offset on and deliver; return the offset after what was taken.
 
-    What was read lives no longer than this call: hundreds may wait for their turn.
+    What was read is freed when this returns: hundreds of subscribers may wait for their turn.
     """
     for batch in await asyncio.to_thread(log.read, topic, offset, bytes_max=PIECE_BYTES):
         if batch.epoch == epoch:
@@ -146,7 +146,7 @@ async def _deliver_piece(
 
 
 def first_reference(batch: Batch) -> int | None:
-    """The number of the first message that is a reference."""
+    """The index of the first message that is a reference."""
     if batch.headers is None:
         return None
     found = (index for index, headers in enumerate(batch.headers) if references.marked(headers))
@@ -173,14 +173,14 @@ def without_sender(batch: Batch, sender: str) -> Iterator[Batch]:
 
 
 def resolve_now(log: Log, topic: str, start: Start) -> tuple[int, int]:
-    """`resolve` on a node that may be behind the one that a position came from. May block."""
+    """`resolve` on a node that may lag behind the one that a position came from. May block."""
     if log.arrives_late:
         log.catch_up(topic)
     return resolve(log, topic, start)
 
 
 def resolve(log: Log, topic: str, start: Start) -> tuple[int, int]:
-    """The epoch and offset that a start means now. May block.
+    """The current epoch and offset of a start. May block.
 
     A position that the topic no longer has (another epoch, or expired) means its first message.
     A position beyond its end means its end. `tell_position` reports the resulting position.

@@ -1,7 +1,7 @@
-"""Checks all that a stopped bus and its pipeline have stored.
+"""Checks everything that a stopped bus and its pipeline have stored.
 
-These are the log, accounts, state.db, tables, notes and checkpoints.
-docs/data-folder.md has what is not read, and why.
+That is the log, accounts, state.db, tables, metadata files and checkpoints. docs/data-folder.md
+says what is not checked, and why.
 """
 
 from pathlib import Path
@@ -20,9 +20,9 @@ from polybus.services.state_rows import NAME, verify_state
 def verify(
     data: Path, *, fsync: bool = True, progress: log.VerifyProgress | None = None
 ) -> log.VerifyReport:
-    """What `polybus verify` reports. `fsync`: every save was synced.
+    """The report of `polybus verify`. `fsync`: every save was synced.
 
-    Raises as log.verify.verify; StorageError `log.format`.
+    Raises as log.verify.verify does; StorageError `log.format`.
     """
     report = log.verify(data, progress=progress)
     for path, reason in damaged_accounts(data).items():
@@ -43,7 +43,7 @@ def verify(
             report.notes += [f"{path}: {text}" for path in rest]
     for path, reason in note_damages(data):
         if path.name in DISPENSABLE:
-            report.notes.append(f"{path}: {reason}; it is not needed, and will be written again")
+            report.notes.append(f"{path}: {reason}; it is not needed, and will be rewritten")
         else:
             report.add(log.Damage(file=str(path), reason=reason))
     for path, reason in checkpoint_damages(data):

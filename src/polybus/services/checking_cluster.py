@@ -1,6 +1,7 @@
-"""Checks all that the nodes of a cluster have stored in Kafka.
+"""Checks everything that the nodes of a cluster have stored in Kafka.
 
-The log checks what Kafka keeps; here is what messages of system topics and shared entries mean.
+The log checks how Kafka stores it; this module decodes messages of system topics and shared
+entries.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,19 +25,19 @@ CHECKS: dict[str, Callable[[str, bytes], object]] = {
     consumers.KIND: consumers.read_entry,
     moving.KIND: moving.read_entry,
 }
-"""How a node reads the name and value of an entry. Entries of other kinds are left alone."""
+"""How a node decodes the name and value of an entry. Entries of other kinds are ignored."""
 ERRORS = (msgspec.MsgspecError, ValueError, TypeError)
 
 
 def verify_cluster(place: ClusterPlace, *, progress: VerifyProgress | None = None) -> VerifyReport:
-    """What `polybus verify` reports of a cluster. Raises as ClusterCheck."""
+    """The report of `polybus verify` for a cluster. Raises as ClusterCheck does."""
     with library_needed(place):
         from polybus.log.kafka.verifying import ClusterCheck
     return ClusterCheck(place, _look, progress).run()
 
 
 def _look(topic: str, batch: Batch) -> Iterator[tuple[int, str]]:
-    """The messages of system topics that nodes cannot read: their offsets, and why."""
+    """The messages of system topics that nodes cannot decode: their offsets, and why."""
     if topic == TOPIC:
         for offset, value in enumerate(batch.values(), batch.first_offset):
             try:

@@ -1,16 +1,16 @@
 """What the nodes of a cluster share beside messages: sessions, broadcasts, consumers, accounts.
 
 An entry has a kind, a name and a value. All nodes get all entries in the order of the cluster, the
-writer's too, and an entry counts when it has come back: what two nodes write at once is decided by
-that order, in the same way on every node. So nobody acts on a write of its own before that.
+writer's too, and an entry counts when it has come back: that order decides between concurrent
+writes of two nodes, in the same way on every node. So no node acts on its own write before that.
 
-A write that takes too long counts as failed, and may still come: it is *open* until it arrives or
-the cluster refuses it, which one of them does. The entries of one node arrive in the order of its
-writes. Kafka keeps the last entry of each key. So a key that others may take for the last state is
-not written again while a write of it is open (`free`).
+A write that takes too long counts as failed, but may still arrive: it is *open* until it arrives or
+the cluster refuses it. One of the two happens. The entries of one node arrive in the order of its
+writes. Kafka keeps the last entry of each key. So a key whose last entry is the state is not
+written again while a write of it is open (`free`).
 
-An entry of an unknown kind is of a newer version, and is left alone; one that cannot be read is
-logged and left out.
+An entry of an unknown kind comes from a newer version, and is ignored; an unreadable one is logged
+and ignored.
 """
 
 import asyncio
@@ -28,13 +28,13 @@ from polybus.log.interface import SHARED, ClusterLog
 logger = logging.getLogger("polybus.cluster")
 UNREADABLE = "cluster.entry"
 WRITE_TIMEOUT_S = 15.0
-"""Then a write counts as failed; it may still come."""
+"""A write counts as failed after this time; it may still arrive."""
 BATCH_BYTES = 1 << 20
 """Entries that need not be written together are written in batches of about this size."""
 
 
 class ClusterEntry(NamedTuple):
-    """An entry. An empty value means that it is deleted; `offset` is its place in the order."""
+    """An entry. An empty value means that it is deleted; `offset` is its position in the order."""
 
     kind: str
     name: str
@@ -50,9 +50,9 @@ Watcher = Callable[[ClusterEntry], None]
 
 
 class ClusterTable:
-    """The entries of one kind after the other; each has one watcher. Runs on the loop.
+    """The entries of all kinds; each kind has one watcher. Runs on the loop.
 
-    `node` is the name of this node, which no other has, nor this one after a restart.
+    `node` is the name of this node, unique also after a restart.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, node: str) -> None:
@@ -60,27 +60,27 @@ class ClusterTable:
         self._loop = loop
         self._log: ClusterLog | None = None
         self._watchers: dict[str, Watcher] = {}
-        # What has arrived before somebody watches it.
+        # Entries that arrived before their kind has a watcher.
         self._early: dict[str, list[ClusterEntry]] = {}
         self._numbers = itertools.count()
         # Open writes, by their batch, and the last one of each key.
         self._waiting: dict[str, asyncio.Future[None]] = {}
         self._open: dict[bytes, asyncio.Future[None]] = {}
         self.stop = 0
-        """Everything below this offset has arrived, and watchers have it."""
+        """All entries below this offset have arrived and were given to watchers."""
         self._reached = asyncio.Condition()
 
     def connect(self, log: ClusterLog | None) -> None:
         self._log = log
 
     def watch(self, kind: str, watcher: Watcher) -> None:
-        """Give a watcher all entries of a kind, those that are there first."""
+        """Give a watcher all entries of a kind, existing ones first."""
         for entry in self._early.pop(kind, ()):
             self._give(watcher, entry)
         self._watchers[kind] = watcher
 
     def arrive(self, batches: Sequence[Batch]) -> None:
-        """Entries of any node, in the order of the cluster."""
+        """Take entries of any node, in the order of the cluster."""
         for batch in batches:
             found = zip(batch.keys or (), batch.values(), strict=False)
             for offset, (key, value) in enumerate(found, batch.first_offset):
@@ -130,7 +130,7 @@ class ClusterTable:
         return done
 
     async def arrived(self, begun: Sequence[asyncio.Future[None]]) -> StorageError | None:
-        """Wait for what was begun; why some of it has failed, if it has. It may still come."""
+        """Wait for begun writes; return an error if one has failed. It may still arrive."""
         if not begun:
             return None
         _, late = await asyncio.wait(begun, timeout=WRITE_TIMEOUT_S)
@@ -145,14 +145,14 @@ class ClusterTable:
         """Add entries, all or none; they have come back when this returns.
 
         Raises:
-            StorageError: `state.failed`; they may still come back later.
+            StorageError: `state.failed`; they may still arrive later.
         """
         error = await self.arrived([self.begin(entries)] if entries else [])
         if error is not None:
             raise error
 
     def _closed(self, keys: Sequence[bytes], done: asyncio.Future[None]) -> None:
-        # Nobody may wait for it any more.
+        # There may be no waiter any more.
         done.exception()
         for key in keys:
             if self._open.get(key) is done:
@@ -176,7 +176,7 @@ class ClusterTable:
             await asyncio.wait(found, timeout=left_s)
 
     async def catch_up(self) -> None:
-        """Wait for everything that any node has written by now. Raises StorageError."""
+        """Wait for everything that any node has written so far. Raises StorageError."""
         assert self._log is not None
         stop = await asyncio.to_thread(self._log.shared_stop)
         try:
@@ -187,7 +187,7 @@ class ClusterTable:
             raise StorageError("log.unreachable", text) from error
 
     async def forget(self, entries: Sequence[ClusterEntry]) -> None:
-        """Let deleted entries disappear from the cluster. Raises StorageError."""
+        """Remove deleted entries from the cluster. Raises StorageError."""
         assert self._log is not None
         await asyncio.to_thread(self._log.forget_shared, [entry.key for entry in entries])
 

@@ -1,11 +1,11 @@
 """Consumers: programs outside the bus that read topics and report their positions.
 
-A consumer is identified by its group's name. A report replaces the one before. The bus adds the
-lag, and whether messages were lost. Retention asks before it removes history.
+A consumer is identified by its group's name. A report replaces the previous one. The bus adds the
+lag, and whether messages were lost. Retention keeps history that a consumer still needs.
 
 Order of writes: a report is in memory first, then in state.db; then it is answered, and retention
-may remove history below its position. A crash loses reports that had no answer: a
-consumer's position is then older than the true one, and its history is still there.
+may remove history below its position. A crash loses reports that had no answer: a consumer's
+position is then older than the true one, and its history still exists.
 
 In a cluster all nodes share the consumers in place of state.db: the last report in the cluster's
 order counts.
@@ -35,7 +35,7 @@ logger = logging.getLogger("polybus.consumers")
 GROUP_CHARACTERS_MAX = 255
 ERROR_CHARACTERS_MAX = 2000
 POSITIONS_MAX = 50_000
-"""Of all consumers together."""
+"""Positions of all consumers together."""
 KIND = "consumer"
 READ = "SELECT name, note FROM consumers"
 INSERT = "INSERT OR REPLACE INTO consumers VALUES (?, ?, ?)"
@@ -68,7 +68,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
 
 
 class ConsumerOwner(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose consumer reports, how many it may have, and in which topics retention ignores it."""
+    """The owner of a consumer, its limit, and the topics where retention ignores the consumer."""
 
     account: str = names.ACCOUNT
     consumers_max: int | None = None
@@ -79,9 +79,9 @@ DEFAULT = ConsumerOwner()
 
 
 class ConsumerFigures(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
-    """What is saved and shown of a consumer.
+    """The saved and displayed figures of a consumer.
 
-    `failed`: its last report was an error. `stopped`: topics that it does not read for now, and
+    `failed`: its last report was an error. `stopped`: topics that it currently does not read, and
     why.
     """
 
@@ -108,11 +108,11 @@ class Consumer(ConsumerFigures, frozen=True, kw_only=True, rename="kebab"):
 class TopicLag(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     """A consumer's lag in a topic.
 
-    `lag` counts the messages it has still to read; None if the topic does not exist or is damaged.
-    `data_loss` says why it will miss messages: `epoch` (the topic was recreated), `expired` (its
-    next messages were removed), `ahead` (the topic ends before its position), `topic` (the topic
-    does not exist) or `damaged`. `lag_s` is the age of the first message that it has
-    still to read, if that was looked for.
+    `lag` counts the messages that it has yet to read; None if the topic does not exist or is
+    damaged. `data_loss` says why it will miss messages: `epoch` (the topic was recreated),
+    `expired` (its next messages were removed), `ahead` (the topic ends before its position),
+    `topic` (the topic does not exist) or `damaged`. `lag_s` is the age of the first message that it
+    has yet to read, if it was looked up.
     """
 
     topic: str
@@ -145,7 +145,7 @@ class TopicConsumer(msgspec.Struct, kw_only=True, rename="kebab"):
 
 
 def lag_of(topic: str, position: ConsumerPosition, bounds_of: BoundsOf) -> TopicLag:
-    """Compare a position with what the topic holds."""
+    """Compare a position with the bounds of the topic."""
     lag: int | None
     lost = 0
     try:
@@ -176,12 +176,12 @@ class Consumers:
         # Replaced, never mutated: retention reads them on its own thread. `_saved` is on disk.
         self._consumers: Mapping[str, Consumer] = {}
         self._saved: Mapping[str, Consumer] = {}
-        # Of these consumers, the position with the lowest offset by topic and epoch.
+        # The lowest position of these consumers, by topic and epoch.
         self._lowest: tuple[Mapping[str, Consumer], dict[str, dict[int, ConsumerPosition]]]
         self._lowest = (self._consumers, {})
 
     def restore(self, rows: Iterable[tuple[str, bytes]]) -> None:
-        """Take over state.db's rows; log and leave out a row that cannot be read."""
+        """Restore the rows of state.db; log and skip an unreadable row."""
         restored = {}
         for group, note in rows:
             try:
@@ -269,7 +269,7 @@ class Consumers:
         self._consumers = {name: one for name, one in self._consumers.items() if name != group}
 
     def stopped(self) -> list[tuple[str, str, str]]:
-        """Group, topic and reason for each topic that a consumer does not read for now."""
+        """Group, topic and reason for each topic that a consumer currently does not read."""
         return [
             (group, topic, reason)
             for group, one in sorted(self._consumers.items())
@@ -277,7 +277,7 @@ class Consumers:
         ]
 
     def positions(self, group: str) -> Collection[str]:
-        """The topics that a group has positions in; none if there is no such group."""
+        """The topics in which a group has positions; empty if the group does not exist."""
         found = self._consumers.get(group)
         return () if found is None else found.positions
 
@@ -319,8 +319,8 @@ class Consumers:
     def lags(self) -> dict[str, int]:
         """The largest lag of any consumer, by topic.
 
-        Spark asks for it with the bounds of all topics, many times a second: so consumers are only
-        looked at if one has reported, and then each topic costs one comparison.
+        Spark requests it with the bounds of all topics, many times a second: so consumers are only
+        read after a report, and then each topic costs one comparison.
         """
         consumers, lowest = self._lowest
         if consumers is not self._consumers:
@@ -339,7 +339,7 @@ class Consumers:
     def needed_from(self, topic: str, epoch: int, *, seen_after_us: int) -> int | None:
         """The first offset that any consumer seen since then still needs; None if none does.
 
-        A position counts when it is on disk: until then the one before it does too.
+        A position counts when it is on disk: until then the previous one counts too.
         """
         needed = [
             at.offset
@@ -353,7 +353,7 @@ class Consumers:
 
 
 class ConsumerBook(Consumers):
-    """The consumers of a running bus: saved in state.db, for which retention holds messages."""
+    """The consumers of a running bus: saved in state.db; retention holds messages for them."""
 
     def __init__(self, context: Context, state: StateDb) -> None:
         super().__init__(context.log.bounds, context.clock_us, context.config.limits)
@@ -367,7 +367,7 @@ class ConsumerBook(Consumers):
         self._saving = asyncio.Lock()
 
     def set_retention(self, retention: BusRetention) -> None:
-        """Hold messages for consumers as new settings say."""
+        """Apply new settings for holding messages."""
         self.retention = retention
 
     async def start(self) -> None:
@@ -384,7 +384,7 @@ class ConsumerBook(Consumers):
         others = {name: one for name, one in self._saved.items() if name != entry.name}
         self._saved = others if found is None else {**others, entry.name: found}
         if entry.name not in self._changed:
-            # A newer report has arrived here otherwise, and will be shared.
+            # A newer report has arrived at this node, and will be shared.
             others = {name: one for name, one in self._consumers.items() if name != entry.name}
             self._consumers = others if found is None else {**others, entry.name: found}
 
@@ -407,13 +407,13 @@ class ConsumerBook(Consumers):
         return consumer
 
     def forget(self, group: str) -> None:
-        # One that could not be deleted from disk may be forgotten again.
+        # If it could not be deleted from disk, it may be forgotten again.
         if group in self._consumers or group not in self._saved:
             super().forget(group)
         self._changed.add(group)
 
     def _has_lost_some(self, after_us: int) -> bool:
-        """Whether damage has hidden a position since then: it is unknown what may be removed."""
+        """Whether damage has lost a position since then: it is unknown what may be removed."""
         return any(
             damage.kind in ("", "consumer")
             and damage.name not in self._consumers
@@ -425,9 +425,9 @@ class ConsumerBook(Consumers):
         """Wait until every report so far is on disk.
 
         Raises:
-            StorageError: it is not; the next save tries again.
+            StorageError: they are not; the next save tries again.
         """
-        # A save takes everything that has changed, so those who waited for it have nothing to do.
+        # A save writes all changes, so callers that waited for it have nothing left to save.
         async with self._saving:
             changed, self._changed = self._changed, set()
             if not changed:
@@ -453,7 +453,7 @@ class ConsumerBook(Consumers):
             epoch = self._bounds_of(topic).epoch
         except PolybusError:
             return None
-        # Never faster than time passes: a clock that jumps forward must not end what is held.
+        # At most as fast as real time: a clock that jumps forward must not release messages.
         passed_us = int((time.monotonic() - self._began_s) * 1_000_000)
         now_us = min(self._clock_us(), self._began_us + passed_us)
         seen_after_us = now_us - int(self.retention.hold_age_s * 1_000_000)

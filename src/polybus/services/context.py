@@ -1,4 +1,4 @@
-"""What every service is given: the bus, the settings, the clock, the loop and the shared gates."""
+"""The context of every service: the bus, the settings, the clock, the loop and shared gates."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ from polybus.services.memory import MemoryGate
 
 logger = logging.getLogger("polybus.server")
 
-# A log that has just recovered announces it with the next commit; wait that long before giving up.
+# A recovered log announces that with its next commit; wait that long before giving up.
 RECOVERY_S = 0.5
 
 
@@ -40,14 +40,14 @@ class Durability:
         """Wait until the ticket, or everything published so far, is durable.
 
         Raises:
-            StorageError: the log cannot be written; the messages may or may not be safe.
+            StorageError: the log cannot be written; the messages may or may not be durable.
         """
         if ticket is not None and ticket <= self._bus.log.durable:
             return
         await self.wait_for(self.future(ticket))
 
     async def wait_for(self, given: asyncio.Future[None]) -> None:
-        """Wait for a receipt. Raises as `wait`."""
+        """Wait for a receipt. Raises as `wait` does."""
         while not given.done():
             await asyncio.wait([given], timeout=RECOVERY_S)
             if self.error is not None and not given.done():
@@ -55,7 +55,7 @@ class Durability:
                 raise StorageError(self.error.code, text)
 
     def future(self, ticket: int | None = None) -> asyncio.Future[None]:
-        """Done when the ticket, or everything published so far, is durable, however late."""
+        """Done when the ticket, or everything published so far, is durable, without a timeout."""
         given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._bus.when_durable(lambda _: None if given.done() else given.set_result(None), ticket)
         return given
@@ -69,10 +69,10 @@ class Context:
         loop: runs everything; its `time()` is the monotonic clock.
         clock_us: the wall clock, in microseconds since 1970.
         memory: whether there is room for more messages.
-        durability: what the log has announced, and a way to wait for it.
-        events: what happened, for the topic `$events`.
+        durability: what the log has announced, and how to wait for it.
+        events: records events for the topic `$events`.
         cluster_table: what the nodes of a cluster share; None without a cluster.
-        node: ends the names of peers, so that two nodes of a cluster have none in common.
+        node: the suffix of peer names, which makes them unique in a cluster.
     """
 
     bus: Bus

@@ -1,4 +1,4 @@
-"""What the bus reports about itself in the system topics `$events`, each account in its own.
+"""The events that the bus reports in the system topics `$events`, one for each account.
 
 A message is one JSON object, `{"events": [{"kind": …, "time": …, …}, …]}`, with many events in
 order. docs/howto/monitor.md has the fields of each kind.
@@ -54,7 +54,7 @@ class UndeliveredRange(NamedTuple):
 
 
 class EventBook(Tallies):
-    """Collects events, and writes them to `$events` of the account that they are about."""
+    """Collects events, and writes them to `$events` of the account that they concern."""
 
     def __init__(
         self,
@@ -88,13 +88,13 @@ class EventBook(Tallies):
     def undelivered(
         self, account: str, what: UndeliveredRange, *, reason: str, to: str, protocol: str
     ) -> None:
-        """The log has these messages, but one who subscribed will not get them."""
+        """The log has these messages, but a subscriber will not get them."""
         if what.stop > what.first and not what.topic.endswith(EVENTS_TOPIC):
             fields = {"reason": reason, "to": to, "protocol": protocol}
             self.tell(UNDELIVERED, account=account, **what._asdict(), **fields)
 
     def ended(self, session: ReportedSession, reason: str) -> None:
-        """A session ends, perhaps with packs that are not confirmed."""
+        """A session ends, perhaps with unconfirmed packs."""
         tally = self._tallies.pop(session, None)
         if tally is not None and tally.pending:
             self._add(session.account, self._report(session, tally))
@@ -177,8 +177,8 @@ class EventBook(Tallies):
         began_s = time.thread_time()
         batches = []
         for topic, messages in self.take().items():
-            # Those of an account that was deleted meanwhile are nobody's. A damaged topic must not
-            # stop the others.
+            # Drop those of an account that was deleted meanwhile. A damaged topic must not stop the
+            # others.
             if self._bus.has_topic(topic) and topic not in self._bus.log.frozen:
                 batch = Batch.of(topic, messages)
                 batch.protocol = PROTOCOL
@@ -195,7 +195,7 @@ class EventBook(Tallies):
         self._interval_s = min(max(WRITE_INTERVAL_S, elapsed_s / WRITE_SHARE), WRITE_INTERVAL_S_MAX)
 
     def close(self) -> None:
-        """Write what is left; later events are not written."""
+        """Write the remaining events; later ones are not written."""
         self._closed = True
         if self._bus.has_topic(EVENTS_TOPIC):
             self.write()

@@ -1,14 +1,14 @@
-"""What is hidden of messages: fields of topics, by the settings `http.masks`.
+"""Masks: which fields of a topic's messages are hidden, by the settings `http.masks`.
 
-The API hides them from everybody but administrators, before any filter, search or query sees the
-message. Subscribers of a topic get its messages as they are: a mask hides fields from people who
+The API hides them from all except administrators, before any filter, search or query sees the
+message. Subscribers of a topic get its messages unmasked: a mask hides fields from people who
 browse, not from programs.
 
 A field is a path in a JSON value (`$.card.number`; a list on the way means each of its items), `$`
 for whole values, `key`, or `header:NAME`. A value that is not JSON has no fields: it is hidden
-whole if its topic has any path. So is a reference: the id of a blob is all that is needed to read
-it. `GET /v1/blobs/ID` knows no blob of such a topic, except for administrators; subscribers get
-large payloads through their protocols.
+completely if its topic has any path. So is a reference, because the id of a blob is enough to read
+it. `GET /v1/blobs/ID` answers as if no blob of such a topic existed, except for administrators;
+subscribers get large payloads through their protocols.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +31,7 @@ _MASKED = ("value", "key", "headers")
 
 
 class TopicMask:
-    """What is hidden of one topic's messages."""
+    """The hidden fields of one topic's messages."""
 
     def __init__(self, fields: Iterable[str]) -> None:
         self.fields = sorted(set(fields))
@@ -42,11 +42,11 @@ class TopicMask:
 
     @property
     def hides_values(self) -> bool:
-        """Whether something of the values is hidden, and so every large one."""
+        """Whether any part of values is hidden, and so every large value."""
         return bool(self._paths)
 
     def value(self, value: bytes | None, headers: Mapping[str, bytes] | None) -> bytes | None:
-        """The value of a message with these headers, without what is hidden."""
+        """The value of a message with these headers, without hidden fields."""
         if not self._paths or value is None:
             return value
         if self._hides_all:
@@ -74,7 +74,7 @@ class TopicMask:
         }
 
     def batch(self, batch: Batch) -> Batch:
-        """A batch as it may be seen."""
+        """The batch without hidden fields."""
         nothing = [None] * len(batch)
         headers = batch.headers or nothing
         values = zip(batch.values(), headers, strict=True)
@@ -89,7 +89,7 @@ class TopicMask:
         return masked
 
     def rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows of the log, with at least these columns of it, as they may be seen."""
+        """Rows of the log, with at least these columns, without hidden fields."""
         values, keys, pairs = (rows.column(name).to_pylist() for name in _MASKED)
         headers = [None if one is None else dict(one) for one in pairs]
         shown: tuple[list[Any], ...] = (
@@ -126,7 +126,7 @@ class Masks:
         return bool(self._masks)
 
     def of(self, topic: str) -> TopicMask | None:
-        """What is hidden of a topic of this full name; None if nothing is."""
+        """The mask of a topic of this full name; None if nothing is hidden."""
         fields = [
             field for mask in self._masks if matches((mask.topics,), topic) for field in mask.fields
         ]

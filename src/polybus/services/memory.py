@@ -1,8 +1,8 @@
 """The memory gate: when the bus stops reading from publishers (`memory-bytes-max`).
 
 Messages take memory while they wait for slow subscribers or for the committer. Beyond the limit no
-publisher is read from, and catch-ups wait from half of the limit on: even with many unread ones,
-live messages have room.
+publisher is read from. Catch-ups wait from half of the limit on, so that live messages have room
+even with many slow catch-ups.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ CATCH_UP_POLL_S = 0.02
 
 
 class Ledger:
-    """Counts the memory of what waits in all outboxes; a buffer that several share counts once.
+    """Counts the memory of all outboxes; a shared buffer counts once.
 
     A view counts as the whole buffer that it keeps in memory.
     """
@@ -61,7 +61,7 @@ class MemoryGate:
         return self.ledger.bytes + self._log.pending_bytes > self._bytes_max
 
     def is_crowded(self) -> bool:
-        """Whether peers that do not read hold all of the limit, whatever the committer does."""
+        """Whether slow peers alone hold all of the limit, without the committer's batches."""
         return self.ledger.bytes > self._bytes_max
 
     async def uncrowded(self) -> None:
@@ -91,7 +91,7 @@ class MemoryGate:
 
     @contextlib.asynccontextmanager
     async def catch_up_turn(self) -> AsyncIterator[None]:
-        """Let few catch-ups read at once, and none while there is no room for what they read."""
+        """Limit concurrent catch-ups, and let none read while there is no room for its data."""
         async with self._turns:
             while 2 * self.ledger.bytes > self._bytes_max:
                 self.catch_ups_starve = True

@@ -2,11 +2,11 @@
 
 The driver is a process of its own (spark/pipelines/running), which writes status.json each second
 and answers on a socket, which an edge opens. Nothing here imports Spark. A driver that was started
-here ends with the bus; one that `polybus up` or `polybus pipeline run` started is watched and
-stopped likewise. Whoever stops a driver wants it stopped: none of them starts it again.
+here ends with the bus; one that `polybus up` or `polybus pipeline run` started is watched and can
+be stopped in the same way. A stopped driver stays stopped: none of them restarts it.
 
 A driver that was started here may end before it has written a status, and is `starting` until then.
-What one of `polybus up` writes to standard error is in errors.json, which `polybus up` writes.
+The standard error of one started by `polybus up` is in errors.json, which `polybus up` writes.
 """
 
 import asyncio
@@ -51,10 +51,10 @@ class FlowExpectation(msgspec.Struct):
 class FlowReport(msgspec.Struct, rename="kebab", omit_defaults=True, kw_only=True):
     """A flow as its driver reports it.
 
-    `rows` counts what a stream has read since the flow started, or what a view has;
+    `rows` counts the rows that a stream has read since the flow started, or those of a view;
     `batch-rows` is that of the last batch; `running-batch` has begun `running-s` ago. `inputs` and
-    `outputs` are ids of nodes of the graph: `topic:orders`, `table:silver`; one that ends with `*`
-    is all with this prefix.
+    `outputs` are ids of nodes of the graph: `topic:orders`, `table:silver`; an id that ends with
+    `*` means all with this prefix.
     """
 
     pipeline: str
@@ -89,8 +89,8 @@ class PipelineRun(msgspec.Struct):
 class PipelineView(msgspec.Struct, rename="kebab", kw_only=True):
     """The pipeline now (`starting`, `running`), or how it ended; `never`: none ran on this folder.
 
-    `runs` are the last batches, the newest first: of each flow at most one a second. `log` has the
-    last lines of the driver. `problems` says why it failed.
+    `runs` are the last batches, newest first: at most one per second and flow. `log` has the last
+    lines of the driver. `problems` says why it failed.
     """
 
     state: str = "never"
@@ -106,7 +106,7 @@ class PipelineView(msgspec.Struct, rename="kebab", kw_only=True):
 
 
 class DriverStatus(msgspec.Struct):
-    """What the bus alone needs of a driver's status: where it answers, and how it was started."""
+    """The internal part of a driver's status: its address, and how it was started."""
 
     pid: int = 0
     socket: str = ""
@@ -129,7 +129,7 @@ class PipelineWatch:
         self._data = data
         self._lines: deque[str] = deque(maxlen=LINES_MAX)
         self._process: asyncio.subprocess.Process | None = None
-        # Of the status when it was started: it has written none while this is the same.
+        # Identifies the status at the start: until it changes, the new driver has written none.
         self._status_before = (0, "")
         self._is_asked_to_end = False
         self._reading: asyncio.Task[None] | None = None
@@ -158,7 +158,9 @@ class PipelineWatch:
         return view
 
     def _show_unwritten(self, view: PipelineView, ours: asyncio.subprocess.Process) -> None:
-        """Show a driver that has not written its status; the one that is there is of the last."""
+        """Show a driver that has not written its status; the existing one is that of the last
+        driver.
+        """
         view.state, view.pid, view.problems, view.flows = "starting", ours.pid, [], []
         if ours.returncode is not None and self._is_asked_to_end:
             view.state = "stopped"
@@ -168,7 +170,7 @@ class PipelineWatch:
             view.problems = [f"the driver ended before it was ready{last}"]
 
     def _status(self) -> tuple[PipelineView, DriverStatus]:
-        """What the driver has written at last. May block."""
+        """The last status of the driver. May block."""
         try:
             found = msgspec.json.decode((self._folder / "status.json").read_bytes())
             found["flows"] = [_kebab(flow) for flow in found.get("flows", [])]
@@ -176,7 +178,7 @@ class PipelineWatch:
             view.log = [*view.log, *self._errors(view.pid)]
             return view, convert(found, DriverStatus)
         except (OSError, ValueError, AttributeError, TypeError, RecursionError):
-            # None, or damaged: JSON of any other shape.
+            # Missing or damaged: JSON of any other shape.
             return PipelineView(), DriverStatus()
 
     def _errors(self, pid: int) -> list[str]:
@@ -189,7 +191,9 @@ class PipelineWatch:
     # Changing
 
     async def end_unwritten(self) -> bool:
-        """End the driver that was started here, if it has no socket yet; whether there was one."""
+        """End the driver that was started here, if it has no socket yet; return whether there was
+        one.
+        """
         view, _ = await asyncio.to_thread(self._status)
         ours = self._process
         is_unwritten = (view.pid, view.time) == self._status_before
@@ -208,7 +212,7 @@ class PipelineWatch:
         return status
 
     async def start(self) -> None:
-        """Start a driver, which ends with the bus, with the master and pipelines of the last one.
+        """Start a driver with the master and pipelines of the last one; it ends with the bus.
 
         Raises UsageError `pipeline.running`, `spark.no-pyspark`.
         """
@@ -261,12 +265,12 @@ class PipelineWatch:
         self._reading = asyncio.get_running_loop().create_task(self._read(process))
 
     async def _last_ended(self, pid: int) -> None:
-        """Wait for the last driver: it writes how it ended before Spark and its lock are gone.
+        """Wait for the last driver: it writes its final status before Spark and its lock end.
 
-        Raises UsageError `pipeline.running`: the one that was started here does not end.
+        Raises UsageError `pipeline.running` if the one that was started here does not end.
         """
         ours = self._process
-        # Its process id may be another program's by now, so this ends in any case.
+        # Another program may have its process id by now, so do not wait forever.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_S):
                 if ours is not None and ours.pid == pid:
@@ -278,7 +282,7 @@ class PipelineWatch:
             raise UsageError("pipeline.running", text)
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
-        """Keep what the driver says, without its figures of each second."""
+        """Keep the driver's output, without its figures of each second."""
         assert process.stdout is not None
         while True:
             try:
@@ -307,7 +311,7 @@ class PipelineWatch:
 
 
 def event_line(event: dict[str, Any]) -> str:
-    """An event of a driver as a line of text, with the time of now."""
+    """An event of a driver as a line of text, with the current time."""
     now = datetime.datetime.now(datetime.UTC).strftime("%H:%M:%SZ")
     about = [str(event[one]) for one in ("flow", "pipeline", "text") if event.get(one)]
     if isinstance(event.get("flows"), int):
@@ -338,14 +342,14 @@ def write_errors(data: Path, pid: int, lines: list[str]) -> None:
 
 
 def driver_command() -> list[str]:
-    """What runs a driver, without its options."""
+    """The command that runs a driver, without its options."""
     other = os.environ.get(DRIVER_VARIABLE)
     return [*COMMAND] if other is None else [sys.executable, other]
 
 
 @functools.cache
 def has_spark() -> bool:
-    """Whether PySpark is there. It does not come while the bus runs."""
+    """Whether PySpark is installed; checked once per run of the bus."""
     return importlib.util.find_spec("pyspark") is not None
 
 

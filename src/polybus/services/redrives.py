@@ -1,13 +1,13 @@
-"""Redrives: dead letters that are published again because somebody asked over HTTP.
+"""Redrives: dead letters that are published again on a request over HTTP.
 
-`polybus replay --dead-letters` does it, in a process of its own: it publishes each message once,
-whenever a run ends, and paces itself. Here is who asked, how far it is, and how to stop it. The
-last REDRIVES_MAX are remembered while the bus runs; `$audit` has them all.
+`polybus replay --dead-letters` does the work, in its own process: it publishes each message once,
+even if a run is interrupted, and limits its rate. This module knows who asked, the progress, and
+how to stop it. The last REDRIVES_MAX are kept while the bus runs; `$audit` has all.
 
 The process isolates the bus: a redrive reads Parquet files and large payloads, may take hours, and
-may be killed. It takes no memory of the bus and no time of its thread. And one program publishes
-again, whether a user or the bus begins it. This layer imports no command. It depends only on what
-users of the command line depend on, too: its options and the lines of its `--json`.
+may be killed. It takes no memory of the bus and no time of its thread. And the same program does it
+for users and for the bus. This layer imports no command. It depends only on the command's public
+interface: its options and the lines of its `--json`.
 """
 
 import asyncio
@@ -50,21 +50,21 @@ class Redrive(msgspec.Struct, rename="kebab", kw_only=True):
 
 
 class RedriveRun(NamedTuple):
-    """One process: its arguments, and the lines that it is given."""
+    """One process: its arguments, and the lines of its input."""
 
     arguments: Sequence[str]
     lines: Sequence[str] = ()
 
 
 def run_of_letters(filters: dict[str, str], letters: Sequence[str]) -> RedriveRun:
-    """Publish the dead letters that the filters match, or those named, to their topics again."""
+    """Publish the dead letters that match the filters, or named ones, to their topics again."""
     arguments = ["--dead-letters", "--progress"]
     arguments += [f"--{name}={value}" for name, value in filters.items()]
     return RedriveRun([*arguments, *(["--letters=-"] if letters else [])], letters)
 
 
 def run_of_ranges(ranges: Iterable[UndeliveredRange]) -> RedriveRun:
-    """Messages that are in the log, to their topics again."""
+    """Publish messages of the log to their topics again."""
     places = [f"{one.topic}:{one.epoch}:{one.first}:{one.stop}" for one in ranges]
     return RedriveRun(["--ranges=-", "--progress", "--speed=max"], places)
 
@@ -77,7 +77,7 @@ class Redrives:
         self._audit = audit
         self._data = data
         self._known: deque[Redrive] = deque(maxlen=REDRIVES_MAX)
-        # Dry runs: an answer with an id is a resource that can be read again.
+        # Dry runs have an id too, so that their result can be read again.
         self._planned: deque[Redrive] = deque(maxlen=REDRIVES_MAX)
         self._running: tuple[Redrive, asyncio.Task[None]] | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -95,7 +95,7 @@ class Redrives:
         raise UsageError("replay.unknown", text)
 
     def plan(self, who: tuple[str, str], topics: dict[str, int], rate: float | None) -> Redrive:
-        """A redrive that has not begun: a dry run, unless it is started."""
+        """Create a redrive that is not started: a dry run until then."""
         redrive = Redrive(
             id=secrets.token_hex(8),
             by=who[0],
@@ -112,7 +112,7 @@ class Redrives:
     ) -> None:
         """Begin a redrive, one run after the other. Raises UsageError `replay.running`."""
         if self._running is not None and not self._running[1].done():
-            text = f"replay {self._running[0].id} is under way: wait for it, or stop it"
+            text = f"replay {self._running[0].id} is running: wait for it, or stop it"
             raise UsageError("replay.running", text)
         redrive.state = "running"
         self._process = None
@@ -122,7 +122,7 @@ class Redrives:
         self._running = redrive, task
 
     def stop(self, name: str) -> bool:
-        """Let a redrive end after its current part; whether it ran.
+        """Stop a redrive after its current part; return whether it was running.
 
         Raises UsageError `replay.unknown`.
         """
@@ -139,7 +139,7 @@ class Redrives:
                 self._process.send_signal(how)
 
     async def close(self) -> None:
-        """End what is under way; what was published is recorded."""
+        """End the running redrive; the messages that it published are recorded."""
         if self._running is None:
             return
         redrive, task = self._running
@@ -161,7 +161,7 @@ class Redrives:
             if redrive.state == "running":
                 redrive.state = "done"
         except (OSError, ValueError, PolybusError) as error:
-            # It could not be started, says what cannot be read, or the next run was not found.
+            # It could not be started, reported unreadable input, or the next run was not found.
             self._end_process(signal.SIGKILL)
             if redrive.state == "running":
                 redrive.state, redrive.error = "failed", str(error)[:ERROR_CHARACTERS_MAX]
@@ -206,7 +206,7 @@ async def _feed(process: asyncio.subprocess.Process, lines: Sequence[str]) -> st
 
 
 async def _follow(process: asyncio.subprocess.Process, redrive: Redrive, before: int) -> None:
-    """Note the progress that the process reports, after each part of dead letters or at its end."""
+    """Record the progress that the process reports, after each part or at its end."""
     assert process.stdout is not None
     async for line in process.stdout:
         with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):

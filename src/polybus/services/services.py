@@ -43,7 +43,7 @@ class Services(AccountWatcher):
 
     async def start(self) -> None:
         """Restore what was saved, and finish transactions. Raises StorageError."""
-        # Before the system topics: where these are, a missing state.db was removed.
+        # Before the system topics: if they exist without a state.db, that was removed.
         await self.state.open()
         settings = system_settings(self._context.config.system)
         await make_system_topics(self._context.bus, settings, self._accounts.store.accounts)
@@ -68,13 +68,13 @@ class Services(AccountWatcher):
                 self.consumers.forget(group)
 
     async def forget_account(self, account: str) -> None:
-        """Make durable that nothing is left of a deleted account. Raises StorageError."""
+        """Remove the remaining state of a deleted account durably. Raises StorageError."""
         await self.inboxes.saved()
         await self.consumers.save()
         await self.transactions.forget_account(account)
 
     async def close(self) -> None:
-        """Save everything; call this when nothing is connected any more."""
+        """Save everything; call this when no peer is connected any more."""
         await self.transactions.close()
         await self.blobs.close()
         await self.consumers.close()

@@ -2,13 +2,13 @@
 
 One thread reads and writes. Each save is one transaction, so a crash leaves all of it or nothing,
 and SQLite's own recovery accepts every prefix of its writes. A save survives a power cut when its
-future is done; with `durability = "memory"` only the end of the process. Rows have checksums: what
-a start finds damaged is set aside (state_rows.py), and the services continue without it.
+future is done; with `durability = "memory"` it survives only the end of the process. Rows have
+checksums: a start sets damaged ones aside (state_rows.py), and the services continue without them.
 
-Rows refer to each other (packs to sessions and direct packs) only within one transaction's order:
+Rows refer to each other (packs to sessions and direct packs), so a transaction has an order:
 a direct pack is inserted before the packs that refer to it, and deleted with the last of them.
 Packs refer to messages in the log by position, and producers hold a prefix of `$commits`: for both
-the log is the truth. What the log no longer has, or does not have yet, is dropped at the start.
+the log is the truth. Rows about messages that the log does not have are dropped at the start.
 """
 
 import asyncio
@@ -27,11 +27,12 @@ from polybus.services.threads import in_thread
 logger = logging.getLogger("polybus.state")
 T = TypeVar("T")
 PROBE = f"PRAGMA user_version = {FORMAT}"
-"""Writes what is there already."""
+"""A write that changes nothing."""
 PROBE_S = 1.0
 FORGET_FAILED = "PRAGMA wal_checkpoint(TRUNCATE)"
-"""Removes a save that failed or was cut short from the write-ahead log: two of them would look like
-damage to the next start."""
+"""Removes a failed or truncated save from the write-ahead log: two of them would look like damage
+to the next start.
+"""
 DAMAGED = "state.damaged"
 DAMAGES_LOGGED_MAX = 20
 
@@ -49,11 +50,11 @@ class StateDb:
         self._fsync = fsync
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="polybus-state")
         self._closed = False
-        # Of the thread: the last write failed.
+        # Used by the thread: whether the last write failed.
         self._has_failed = False
         self._probe: asyncio.TimerHandle | None = None
         self.damages: list[StateDamage] = []
-        """What this start and those of the last weeks have lost."""
+        """The rows that this start and those of the last weeks have lost."""
         self.error: StorageError | None = None
         """Why the last write failed; None once writing works again."""
 
@@ -91,7 +92,7 @@ class StateDb:
             self._probe = loop.call_later(PROBE_S, lambda: loop.create_task(self._try_again()))
 
     async def _try_again(self) -> None:
-        """Find out whether the disk has recovered: nobody else may write for a long time."""
+        """Find out whether the disk has recovered: it may take long until the next write."""
         self._probe = None
         if self.error is not None and not self._closed:
             with contextlib.suppress(StorageError):
@@ -134,7 +135,7 @@ class StateDb:
             db.execute("COMMIT")
         except BaseException:
             self._has_failed = True
-            # A full disk may have rolled back already; its error is the one to report.
+            # SQLite may have rolled back on a full disk; report its original error.
             with contextlib.suppress(sqlite3.Error):
                 db.execute("ROLLBACK")
             raise
@@ -147,9 +148,9 @@ class StateDb:
 
 @contextlib.contextmanager
 def changing_stopped_bus(data: Path, *, fsync: bool) -> Iterator[sqlite3.Connection | None]:
-    """The state of a stopped bus, to change; None if it has none. Raises StorageError.
+    """The state of a stopped bus, for changes; None if it has none. Raises StorageError.
 
-    What is damaged in it is set aside first and logged, as a start does.
+    Damaged rows are set aside first and logged, as at a start.
     """
     path = data / NAME
     if not files_of(data):
@@ -163,7 +164,7 @@ def changing_stopped_bus(data: Path, *, fsync: bool) -> Iterator[sqlite3.Connect
 
 
 def _opened(path: Path, *, fsync: bool) -> sqlite3.Connection:
-    """The file, examined before: from now on SQLite may change it and the files beside it."""
+    """Open the file after examining it: SQLite may now change it and the files beside it."""
     found = open_or_renew(path, fsync=fsync)
     for damage in found[-DAMAGES_LOGGED_MAX:]:
         logger.error("%s: %s: %s", DAMAGED, path, damage)

@@ -1,4 +1,4 @@
-"""The rows of state.db: their checksums, and what is left of a file that is damaged.
+"""The rows of state.db: their checksums, and what is left of a damaged file.
 
 Every row ends with a checksum of its values. A start, and `verify`, read all rows and let SQLite
 check the structure of the file. What is intact of a damaged file goes into a new one; the old one
@@ -6,13 +6,13 @@ is kept as `state.db.damaged-N`. A file of an older format, without checksums (1
 tokens (3) of sessions, is renewed likewise.
 
 SQLite changes what it opens: it moves the intact saves of the write-ahead log into the file and
-removes the log, and with it all proof of the others. So only a start that has examined the files
-opens them for writing; everybody else, and the examination itself, reads a copy (`reading`).
+removes the log, and with it all evidence of the others. So only a start that has examined the files
+opens them for writing; all others, and the examination itself, read a copy (`reading`).
 
-Order of writes: the old files get their other names, the new file is made whole beside them, and
-one rename makes it `state.db.renewed`. A start after a crash before that begins again. From then on
-that file is the state: the old write-ahead log is removed, which SQLite would apply to it, and
-another rename gives it its name. A start after a crash in between continues there.
+Order of writes: the old files get their other names, the complete new file is written beside them,
+and one rename makes it `state.db.renewed`. A start after a crash before that begins again. From
+then on that file is the state: the old write-ahead log is removed, which SQLite would apply to it,
+and another rename gives it its name. A start after a crash in between continues there.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ RENEWED, NEW, EXAMINED = f"{NAME}.renewed", f"{NAME}.new", f"{NAME}.examined"
 BESIDE = ("-wal", "-shm", "-journal")
 """What SQLite adds to the name of a file for those beside it."""
 FORMAT = 4
-# A flipped bit in one of SQLite's two numbers is not taken for a newer version.
+# In both of SQLite's numbers, so that a flipped bit in one does not look like a newer version.
 APPLICATION_ID = 0x50420000
 ASIDE_MAX = 9
 DAMAGES_MAX = 1000
@@ -82,7 +82,7 @@ COLUMNS["producers_read"] = 4
 # and those of format 3 no token.
 SESSION_COLUMNS_1 = 7
 LATER_COLUMNS = (names.ACCOUNT, "")
-# What reading a damaged file raises: its tables' names may no longer be valid text.
+# The exceptions of reading a damaged file: its tables' names may no longer be valid text.
 UNREADABLE = (sqlite3.Error, ValueError, OverflowError, MemoryError)
 DISK_CODES = {
     *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PERM),
@@ -93,7 +93,7 @@ Row = tuple[Any, ...]
 
 
 class StateDamage(NamedTuple):
-    """A row, or a part of the file, that was lost. `name` is empty if it is unknown which."""
+    """A row, or a part of the file, that was lost. `name` is empty if the row is unknown."""
 
     kind: str
     name: str
@@ -106,7 +106,7 @@ class StateDamage(NamedTuple):
 
 @dataclass(slots=True)
 class StateContent:
-    """What a file holds: its intact rows, and what is damaged."""
+    """The content of a file: its intact rows, and the damages."""
 
     rows: dict[str, list[Row]] = field(default_factory=dict)
     damages: list[StateDamage] = field(default_factory=list)
@@ -130,9 +130,10 @@ def summed(*values: Any) -> Row:
 
 
 def session_sum(row: Sequence[Any]) -> bytes:
-    """Of number, digest, time to live, next number, mark, topics, losses, first number, packs and,
-    since format 3, account, and since format 4, token."""
-    # SQLite writes the JSON and the fraction in its own way.
+    """The checksum of number, digest, time to live, next number, mark, topics, losses, first
+    number, packs and, since format 3, account, and since format 4, token.
+    """
+    # SQLite formats JSON and fractions differently.
     return _digest(_encode((*row[:2], round(row[2] * 1000), *row[3:])))
 
 
@@ -160,7 +161,7 @@ def files_of(data: Path) -> list[Path]:
 
 
 def _current(path: Path) -> Path:
-    """The file that has the state: another if a start was killed while it put that in its place."""
+    """The file that has the state: the renewed one if a start was killed during the renames."""
     renewed = path.with_name(RENEWED)
     return renewed if renewed.exists() else path
 
@@ -171,9 +172,9 @@ def _beside(path: Path, suffix: str) -> Path:
 
 @contextlib.contextmanager
 def reading(path: Path, *, scratch: Path | None = None) -> Iterator[sqlite3.Connection]:
-    """A database that nobody else uses, to read; neither it nor the files beside it change.
+    """Open a database that no other process uses for reading, without changing any file.
 
-    If there are saves beside it, this is a copy: in `scratch`, or where temporary files are.
+    If there is a write-ahead log, this is a copy: in `scratch`, or in the temporary folder.
     """
     url = f"file:{quote(str(path))}?immutable=1"
     with contextlib.ExitStack() as stack:
@@ -207,15 +208,15 @@ def _copy(files: list[Path], scratch: Path | None) -> Path:
         shutil.rmtree(folder, ignore_errors=True)
         if scratch is None:
             raise
-        # A full disk keeps no bus from starting.
+        # A full disk must not prevent a start.
         return _copy(files, None)
     return folder
 
 
 def examine(path: Path, *, fsync: bool = True, scratch: Path | None = None) -> StateContent:
-    """All rows of a file that nobody else uses, and what is damaged. Nothing is changed.
+    """All rows of a file that no other process uses, and the damages. Changes nothing.
 
-    With `fsync` every save was synced, so that one which the write-ahead log has lost is a damage.
+    With `fsync` every save was synced, so a save that is missing in the write-ahead log is damage.
     `scratch`: as for `reading`.
 
     Raises:
@@ -229,7 +230,7 @@ def examine(path: Path, *, fsync: bool = True, scratch: Path | None = None) -> S
     later = _commits_of(_beside(path, "-wal"))
     synced_frames = _frames_of(_beside(path, "-shm"))
     with reading(path, scratch=scratch) as db:
-        # A name that is not UTF-8 makes its row's checksum wrong, and no other.
+        # A name that is not UTF-8 invalidates only its own row's checksum.
         db.text_factory = lambda text: text.decode(errors="surrogateescape")
         try:
             _check_format(db, path, content)
@@ -256,7 +257,7 @@ def examine(path: Path, *, fsync: bool = True, scratch: Path | None = None) -> S
 
 
 def _check_disk(error: BaseException) -> None:
-    """Raise an error of the disk: it says nothing about the file."""
+    """Raise an error of the disk, which is no sign of a damaged file."""
     code = getattr(error, "sqlite_errorcode", 0)
     if code & 0xFF in DISK_CODES and code != sqlite3.SQLITE_IOERR_SHORT_READ:
         raise error
@@ -288,7 +289,7 @@ def _read_table(db: sqlite3.Connection, table: str, content: StateContent) -> No
     keys = KEYS[table]
     rows: dict[Row, Row] = {}
     problem = ""
-    # From both ends, to get around a page that cannot be read.
+    # From both ends, to skip an unreadable page.
     for order in ("ASC", "DESC"):
         wanted = ", ".join(f"{key} {order}" for key in keys)
         try:
@@ -312,7 +313,7 @@ def _read_table(db: sqlite3.Connection, table: str, content: StateContent) -> No
 
 
 def _give_sessions_up(content: StateContent, reason: str) -> None:
-    """Numbers that a client has seen might be given to other messages."""
+    """Drop all sessions: numbers that a client has seen might be given to other messages."""
     for row in content.rows["sessions"]:
         content.damages.append(StateDamage("session", str(row[0]), reason))
     content.damages.append(StateDamage("", "", reason))
@@ -332,7 +333,7 @@ def _commits_of(wal: Path) -> list[int]:
         if len(header) < WAL_HEADER_BYTES or not any(header):
             return []
         if not _is_wal_header(header):
-            # It is one sector, so no write was cut short: everything behind it is lost.
+            # It is one sector, so this is no torn write: everything after it is lost.
             return [0, 1]
         page_bytes = struct.unpack_from(">I", header, 8)[0]
         salts = header[16:24]
@@ -347,11 +348,11 @@ def _commits_of(wal: Path) -> list[int]:
 
 
 def _frames_of(shm: Path) -> int:
-    """How many frames the write-ahead log had; 0 if state.db has them all, or if it is unknown.
+    """How many frames the write-ahead log had; 0 if state.db has all, or if it is unknown.
 
     SQLite keeps the index of the log in this file. It counts a frame after its fsync, writes the
-    count twice with a checksum, and removes the file before the log. So what a kill leaves of it
-    proves what a log that is shorter, or gone, has lost.
+    count twice with a checksum, and removes the file before the log. So after a kill it proves what
+    a shorter, or missing, log has lost.
     """
     try:
         content = shm.read_bytes()[:SHM_BYTES]
@@ -382,7 +383,7 @@ def _wal_checksum(words: Sequence[int]) -> tuple[int, int]:
 
 
 def open_or_renew(path: Path, *, fsync: bool) -> list[StateDamage]:
-    """Make sure that the file is there, intact and current; return what was lost of it.
+    """Ensure that the file exists, is intact and current; return what was lost.
 
     Raises:
         StorageError: `log.format`.
@@ -413,14 +414,14 @@ def open_or_renew(path: Path, *, fsync: bool) -> list[StateDamage]:
 
 
 def _was_removed(path: Path) -> bool:
-    """Whether there was a file: a start makes it before the system topics."""
+    """Whether a file existed: a start creates it before the system topics."""
     return layout.topic_folder(path.parent, names.SYSTEM_TOPICS[0]).exists()
 
 
 def _make(path: Path, content: StateContent) -> None:
-    """Make a file of these rows, and put it in the place of another."""
+    """Write a file with these rows, and replace the old one by it."""
     new = path.with_name(NEW)
-    # Session keys are not in it, but messages are.
+    # It has no session keys, but messages.
     os.close(os.open(new, os.O_CREAT | os.O_RDWR, 0o600))
     db = sqlite3.connect(new, isolation_level=None, check_same_thread=False)
     with contextlib.closing(db):
@@ -442,7 +443,7 @@ def _make(path: Path, content: StateContent) -> None:
 
 
 def _put_in_place(path: Path) -> None:
-    """Let a renewed file take the place of the old one and of the files beside that."""
+    """Replace the old file, and those beside it, by the renewed one."""
     for suffix in BESIDE:
         _beside(path, suffix).unlink(missing_ok=True)
     sync_path(path.parent)
@@ -451,7 +452,7 @@ def _put_in_place(path: Path) -> None:
 
 
 def _with_sums(rows: dict[str, list[Row]]) -> Iterator[tuple[str, list[Row]]]:
-    """The rows of each table; those of older formats get what they lack."""
+    """The rows of each table; missing columns of older formats are added."""
     counts = Counter(row[0] for row in rows.get("packs", ()))
     first = {row[0]: row[1] for row in reversed(rows.get("packs", ()))}
     for table, found in rows.items():
@@ -473,7 +474,7 @@ def _with_sums(rows: dict[str, list[Row]]) -> Iterator[tuple[str, list[Row]]]:
 
 
 def _set_aside(path: Path) -> Path:
-    """Give damaged files other names beside their own; the last name is used again and again."""
+    """Rename damaged files; when all names are used, the last one is overwritten."""
     names = [path.with_name(f"{NAME}.damaged-{number}") for number in range(1, ASIDE_MAX + 1)]
     aside = next((one for one in names if not one.exists()), names[-1])
     for suffix in ("", *BESIDE):
@@ -489,7 +490,7 @@ def _set_aside(path: Path) -> Path:
 
 
 def verify_state(data: Path, *, fsync: bool = True) -> list[StateDamage]:
-    """What is damaged in the state.db of a stopped bus. Nothing is changed.
+    """The damages of the state.db of a stopped bus. Changes nothing.
 
     Raises:
         StorageError: `log.format`.
@@ -502,7 +503,7 @@ def verify_state(data: Path, *, fsync: bool = True) -> list[StateDamage]:
 
 @contextlib.contextmanager
 def of_stopped_bus(data: Path) -> Iterator[sqlite3.Connection | None]:
-    """The state of a stopped bus, to read; None if it has none. Raises StorageError."""
+    """The state of a stopped bus, read-only; None if it has none. Raises StorageError."""
     path = _current(data / NAME)
     if not path.exists():
         yield None

@@ -26,12 +26,12 @@ OWN_TOPICS_MAX = 10_000
 
 
 def events_topic(account: str) -> str:
-    """Where the events of an account are written; those of administrators with the bus's own."""
+    """The topic of an account's events; those of administrators go to the bus's own."""
     return full(ACCOUNT if account.startswith("$") else account, EVENTS_TOPIC)
 
 
 class ReportedPack(Protocol):
-    """What events report of a pack."""
+    """The fields of a pack that events report."""
 
     @property
     def topic(self) -> str: ...
@@ -40,7 +40,7 @@ class ReportedPack(Protocol):
 
 
 class ReportedSession(Protocol):
-    """What events report of a session. Sessions use events, so this module does not import them."""
+    """The fields of a session that events report. Sessions use events, so they are not imported."""
 
     @property
     def digest(self) -> bytes: ...
@@ -118,13 +118,13 @@ class Tallies:
         self._enabled = enabled
         self._tallies: dict[ReportedSession, Tally] = {}
         self._pending: list[ReportedSession] = []
-        # Made once for each account: this is asked for every pack.
+        # Cached for each account: every pack needs it.
         self._own_topics: dict[str, str] = {}
 
     def delivered(
         self, session: ReportedSession, packs: Sequence[tuple[int, ReportedPack]]
     ) -> None:
-        """Packs are delivered to a session; those up to `shown_to` not for the first time."""
+        """Packs are delivered to a session; those up to `shown_to` were delivered before."""
         if not self._enabled or self._causes_itself(session):
             return
         tally = self._touched(session)
@@ -197,5 +197,5 @@ class Tallies:
         return tally
 
     def _write_soon(self) -> None:
-        """Something is pending."""
+        """Schedule a write of pending events."""
         raise NotImplementedError

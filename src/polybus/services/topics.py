@@ -1,7 +1,7 @@
-"""Creating and deleting topics on a running bus, and what a cluster does not do yet.
+"""Creates and deletes topics on a running bus, and refuses what a cluster does not support yet.
 
-Files change immediately. A cluster takes longer, and the loop does not wait for it: the log
-notifies the bus of the change before the call here returns.
+Files change immediately. A cluster takes longer, so the call runs on another thread: the log
+notifies the bus of the change before the call returns.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from polybus.log.interface import Log, TopicSettings
 
 
 async def create_topic(bus: Bus, name: str, settings: TopicSettings | None = None) -> None:
-    """Raises as Bus.create_topic; StorageError, the cluster does not answer."""
+    """Create a topic. Raises as Bus.create_topic; StorageError if the cluster does not answer."""
     if not bus.is_late:
         bus.create_topic(name, settings)
         return
@@ -22,7 +22,7 @@ async def create_topic(bus: Bus, name: str, settings: TopicSettings | None = Non
 
 
 async def create_topics(bus: Bus, wanted: Mapping[str, TopicSettings]) -> None:
-    """Create topics together; another node may be faster. Raises as `create_topic`."""
+    """Create topics together; another node may be faster. Raises as `create_topic` does."""
     if bus.is_late:
         checked = {bus.check_new(name, len(wanted)): one for name, one in wanted.items()}
         await create_missing(bus.log, checked)
@@ -31,7 +31,7 @@ async def create_topics(bus: Bus, wanted: Mapping[str, TopicSettings]) -> None:
 
 
 async def create_missing(log: Log, wanted: Mapping[str, TopicSettings]) -> None:
-    """Create those topics of a cluster that no node has created. Raises as `create_topic`."""
+    """Create those topics of a cluster that no node has created. Raises as `create_topic` does."""
     while missing := {name: wanted[name] for name in wanted.keys() - set(log.topics())}:
         try:
             await asyncio.to_thread(log.create_topics, missing)
@@ -41,7 +41,7 @@ async def create_missing(log: Log, wanted: Mapping[str, TopicSettings]) -> None:
 
 
 async def delete_topic(bus: Bus, name: str, *, is_admin: bool = False) -> None:
-    """Raises as Bus.delete_topic; StorageError, the cluster does not answer."""
+    """Delete a topic. Raises as Bus.delete_topic; StorageError if the cluster does not answer."""
     if not bus.is_late:
         bus.delete_topic(name, is_admin=is_admin)
         return
@@ -50,7 +50,7 @@ async def delete_topic(bus: Bus, name: str, *, is_admin: bool = False) -> None:
 
 
 async def change_settings(bus: Bus, name: str, settings: TopicSettings) -> None:
-    """Raises as Log.change_settings."""
+    """Raises as Log.change_settings does."""
     if bus.is_late:
         await asyncio.to_thread(bus.log.change_settings, name, settings)
     else:
@@ -58,7 +58,7 @@ async def change_settings(bus: Bus, name: str, settings: TopicSettings) -> None:
 
 
 async def make_system_topics(bus: Bus, settings: TopicSettings, accounts: Iterable[str]) -> None:
-    """Raises as Bus.make_system_topics."""
+    """Raises as Bus.make_system_topics does."""
     if bus.is_late:
         bus.system_settings = settings
         wanted = [*names.SYSTEM_TOPICS, *(one for name in accounts for one in _topics_of(name))]
@@ -80,7 +80,7 @@ def _topics_of(account: str) -> list[str]:
 
 
 def refuse_in_cluster(bus: Bus, what: str) -> None:
-    """Refuse what works on one node only. Raises UsageError `cluster.unsupported`."""
+    """Refuse what works only on a single node. Raises UsageError `cluster.unsupported`."""
     if bus.is_late:
         text = f"{what} are not available while `log` names a Kafka cluster, only with files"
         raise UsageError("cluster.unsupported", text)

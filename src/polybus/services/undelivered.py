@@ -1,8 +1,9 @@
-"""Which undelivered messages match, in pages of limited size, to be published again.
+"""Finds matching undelivered messages, in pages of limited size, to publish them again.
 
 The events name offsets; the log may no longer have them, and may have newer ones. So the first pass
-notes the bounds of each topic, and the second, whose pages are published, stays within them.
-Without that, it would follow messages that it publishes itself, if they are not delivered either.
+records the bounds of each topic, and the second, whose pages are published, stays within them.
+Otherwise it would also find messages that it has published itself, if they are not delivered
+either.
 """
 
 import asyncio
@@ -24,19 +25,21 @@ PAGE_RANGES = 10_000
 
 
 class UndeliveredMatches:
-    """All that matches the filters, as ranges without overlaps. `count` comes first."""
+    """All matches of the filters, as ranges without overlaps. Call `count` first."""
 
     def __init__(self, bus: Bus, queries: QueryPool, filters: tuple[str, str, str]) -> None:
-        """`filters`: a topic, a part of the reason, a part of the topic or of who missed it."""
+        """`filters`: a topic, a part of the reason, a part of the topic or of the subscriber's
+        name.
+        """
         self._bus = bus
         self._queries = queries
         self._filters = filters
         self._held: dict[str, Bounds] = {}
 
     async def count(self) -> Counter[str]:
-        """How many messages of which topic the log still has.
+        """The number of matching messages that the log still has, by topic.
 
-        Raises as `QueryPool.run`.
+        Raises as `QueryPool.run` does.
         """
         counts: Counter[str] = Counter()
         async for page in self._pages(is_first=True):
@@ -44,9 +47,9 @@ class UndeliveredMatches:
         return counts
 
     async def pages(self) -> AsyncIterator[list[UndeliveredRange]]:
-        """The ranges that were counted; while all queries are busy, it waits.
+        """The counted ranges; waits while all query processes are busy.
 
-        Raises as `QueryPool.run`.
+        Raises as `QueryPool.run` does.
         """
         async for page in self._pages(is_first=False):
             if page:
@@ -73,7 +76,7 @@ class UndeliveredMatches:
 
     def _look_at(self, topics: set[str]) -> None:
         for topic in topics - self._held.keys():
-            # Nobody publishes to a system topic. Others are damaged, or were deleted.
+            # System topics cannot be published to. Others are damaged, or were deleted.
             if not names.is_reserved(topic):
                 try:
                     self._held[topic] = self._bus.log.bounds(topic)
@@ -81,7 +84,7 @@ class UndeliveredMatches:
                     continue
 
     def _kept(self, one: UndeliveredRange) -> UndeliveredRange | None:
-        """The part that the log has, if it has any."""
+        """The part of a range that the log has, if any."""
         held = self._held.get(one.topic)
         if held is None or held.epoch != one.epoch:
             return None

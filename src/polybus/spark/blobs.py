@@ -4,10 +4,9 @@
     rows = polybus.spark.with_reference(films)
     rows.select("offset", "reference.size", polybus.spark.blob("reference"))
 
-The bytes are read in the executors: from the data folder, if that is where the log is and no
-account's token is given, or over HTTP, where the bus checks who may read them. Each block is
-checked as it is read. A blob larger than `bytes_max` ends the query: a value in Spark is in memory
-as a whole.
+The executors read the bytes: from the data folder, if it has the log and no account's token is
+given, or over HTTP, where the bus checks permissions. Each block is verified as it is read. A blob
+larger than `bytes_max` ends the query: a value in Spark is in memory as a whole.
 """
 
 from collections.abc import Callable
@@ -50,7 +49,7 @@ def blob(
 ) -> Column:
     """The bytes that a column of references, or of ids, refers to; null for null.
 
-    Without `data` (the data folder) and `url` they are located as by the source.
+    Without `data` (the data folder) and `url`, the bus is located as for the source.
 
     Raises, in the query:
         UsageError: `blob.unknown`; `spark.value-too-large`, the blob is over `bytes_max`.
@@ -75,7 +74,7 @@ def _reader(where: BusLocation, bytes_max: int) -> Callable[[Any], bytes | None]
 
 
 def read_blob(where: BusLocation, blob_id: str, bytes_max: int = VALUE_BYTES_MAX) -> bytes:
-    """All bytes of a blob. Raises as `blob`."""
+    """All bytes of a blob. Raises as `blob` does."""
 
     def read() -> bytes:
         with opened_blob(where, blob_id) as (size, pieces):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from polybus.errors import PolybusError
 from polybus.spark.internals import java_cause, java_errors
 
-# Failures that pass: the bus is restarting, a worker process was killed.
+# Transient failures: the bus is restarting, a worker process was killed.
 _TRANSIENT = re.compile(
     r"client\.(unreachable|timeout|disconnected)|lake\.(busy|conflict)"
     r"|Connection (refused|reset)|Broken pipe"
@@ -91,13 +91,13 @@ def brief_errors() -> Iterator[None]:
         if passing is not None and not is_transient(text):
             text = f"{text} ({passing[0]})"
         if stopped := _STOPPED.search(str(error)):
-            # What Spark looks for, to tell a query that is stopped from one that fails.
+            # Spark matches this text to distinguish a stopped query from a failed one.
             text = f"py4j.protocol.Py4JJavaError: An error occurred while calling: {stopped[0]}"
         raise BriefError(text) from None
 
 
 def is_transient(error: BaseException | str) -> bool:
-    """Whether trying again may help without any change."""
+    """Whether a retry may help without any change."""
     return _TRANSIENT.search(_with_cause(error)) is not None
 
 

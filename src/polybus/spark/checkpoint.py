@@ -1,18 +1,18 @@
-"""What a Spark checkpoint says about our sources; log/spark_checkpoint.py has its layout.
+"""The offsets of our sources in a Spark checkpoint; log/spark_checkpoint.py has its layout.
 
 The offset of our source is JSON. `offset` is the next one to read. `from` is the offset at which
 the batch begins in a topic, if that is not the `offset` of the batch before: the topic joined, or
 messages were lost. So a batch that runs again after a restart reads the same messages. With the
 option `failOnDamage` false, `damaged` has the topics that are held in place and why; `stopped`
 those that the standard pipeline has stopped, because of an expectation. `again` marks a topic that
-is put back to messages that an earlier batch left out.
+is rewound to messages that an earlier batch left out.
 
     {"group": "", "topics": {"orders": {"epoch": 1767225600000, "offset": 42}},
      "damaged": {"orders": "…/history/….parquet: its checksum is wrong"}}
 
 That of a stream of a lake table is a position in the table's log (lake/following.py).
 
-Whoever stores results of a batch outside of the checkpoint calls `sync_batch` first: otherwise a
+Code that stores results of a batch outside the checkpoint calls `sync_batch` first: otherwise a
 power cut could lose the plan but keep the results, and the batch number would return with other
 messages. `calling_query` finds the checkpoint of a function for `foreachBatch`.
 """
@@ -54,7 +54,7 @@ class StreamOffset(msgspec.Struct, frozen=True, omit_defaults=True):
         return found
 
     def is_at(self, other: Self) -> bool:
-        """Whether both have the same offsets and problems, wherever their batches begin."""
+        """Whether both have the same offsets and problems; their batches may begin anywhere."""
         own = (self._ends(), self.damaged, self.stopped)
         return own == (other._ends(), other.damaged, other.stopped)
 
@@ -63,7 +63,7 @@ class StreamOffset(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def from_json(found: Any) -> StreamOffset:
-    """Raises UsageError `spark.checkpoint`: it is not an offset of this source."""
+    """Raises UsageError `spark.checkpoint` if it is not an offset of this source."""
     try:
         return convert({"group": ""} | found, StreamOffset)
     except (TypeError, msgspec.ValidationError) as error:

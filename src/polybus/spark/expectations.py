@@ -1,4 +1,4 @@
-"""Expectations: conditions that rows should meet. What a row that fails one means, and the counts.
+"""Expectations: conditions that rows should meet. What happens to a row that fails one; counts.
 
     expect            the row is kept, and counted
     expect_or_drop    the row is left out of the table, and counted
@@ -6,9 +6,9 @@
 
 A row meets a condition if that is true; null is not true. The counts come from the Spark job that
 writes the rows, so they cost no job of their own, and they are counted when the batch is committed.
-Of a table, `CheckedRows` has the counts before the commit. Of a stream into a sink, and of a
-temporary view in a stream, Spark has them in the progress of the query (`observed`), and a row that
-must not be there makes its task raise.
+For a table, `CheckedRows` has the counts before the commit. For a stream into a sink, and a
+temporary view in a stream, the progress of the query has them (`observed`), and a forbidden row
+makes its task raise.
 
 In a pipeline of yours, decorate a dataset's function, below `@dp.table`:
 
@@ -119,7 +119,7 @@ def _without_dropped(rows: DataFrame, expectations: Iterable[Expectation]) -> Da
 
 
 def enforced(rows: DataFrame, expectations: Iterable[Expectation]) -> DataFrame:
-    """The rows without those to drop; one that must not be there makes its task raise."""
+    """The rows without those to drop; a forbidden one makes its task raise."""
     expectations = list(expectations)
     for one in expectations:
         if one.consequence == "expect_or_fail":
@@ -136,7 +136,7 @@ def observed(rows: DataFrame, expectations: Sequence[Expectation], name: str) ->
 
 
 def check(counts: Iterable[ExpectationCount]) -> None:
-    """Refuse a batch with rows that must not be there.
+    """Refuse a batch with forbidden rows.
 
     Raises:
         UsageError: `pipeline.expectation`.

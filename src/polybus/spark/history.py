@@ -1,14 +1,14 @@
 """Which messages Spark's own Parquet reader reads, for `format("polybus")` and for `table`.
 
-A Python source hands every column of every row to Java through a socket, because Spark does not
+A Python source sends every column of every row to Java through a socket, because Spark does not
 report which columns a query needs. The history of a topic is Parquet, so Spark reads that by
 itself: only the columns and the row groups that the query needs, and with filters that belong to
 one use of a DataFrame and not to all of them. The source reads the rest. Both parts meet at an
 offset, so each message appears once, even while the bus hands over its journal: files that are read
 natively are never replaced.
 
-A file is left to the source if it may be replaced by a larger one (`settled_files`), or if a row
-group of it is larger than the largest value that a session can hold: Java would read it whole.
+The source reads a file that may be replaced by a larger one (`settled_files`), or that has a row
+group larger than the largest value that a session can hold: Java would read it completely.
 
 The columns that have one value for a topic are constants of the plan. So a condition on `topic`
 removes other topics from the plan before anything is read.
@@ -42,7 +42,7 @@ from polybus.spark.tables import read_files
 
 SOURCE = "polybus"
 TOPICS_MAX = 16
-"""More topics are read by the source alone: each would be a branch of the plan."""
+"""With more topics, the source reads everything: each topic would be a branch of the plan."""
 _FOOTERS_MAX = 10_000
 _STORED = [name for name in COLUMNS if name not in CONSTANT]
 _STARTS = ("startingoffsets", "startingtimestamp", "startingoffsetsbytimestampstrategy")
@@ -83,7 +83,7 @@ def read_history(
 
 
 def load(spark: SparkSession, given: Mapping[str, str]) -> DataFrame | None:
-    """What `format("polybus")` reads with these options; None if the source must read all of it.
+    """The DataFrame of `format("polybus")` with these options; None if the source must read all.
 
     The source reports every mistake in the options, so that the error is the same everywhere.
     """
@@ -97,7 +97,7 @@ def load(spark: SparkSession, given: Mapping[str, str]) -> DataFrame | None:
 
 
 def _fits(options: SourceOptions) -> bool:
-    """Whether Spark's reader can do all that the options ask for."""
+    """Whether Spark's reader supports all given options."""
     is_default = not options.push_filters and options.fail_on_data_loss and options.headers
     has_tasks = options.min_partitions is not None or options.max_records is not None
     # A pattern also selects topics that are created later, and these need the time.

@@ -1,4 +1,4 @@
-"""Every part of PySpark and Spark that is not public and that we use: no other module touches one.
+"""All uses of internal parts of PySpark and Spark: no other module touches one.
 
 A new version of Spark may change any of them. tests/spark/test_internals.py has a test for each,
 which says what broke, and finds every private name, internal module, undocumented setting and
@@ -55,11 +55,11 @@ GATEWAY_FILE = "_PYSPARK_DRIVER_CONN_INFO_PATH"
 """The variable with the file to which it writes its port and its secret."""
 GATEWAY_PORT = "PYSPARK_GATEWAY_PORT"
 GATEWAY_SECRET = "PYSPARK_GATEWAY_SECRET"
-"""The variables by which PySpark connects to a JVM that runs."""
+"""The variables by which PySpark connects to a running JVM."""
 CONNECT_MODE = "SPARK_CONNECT_MODE"
 """The variable that says whether a JVM serves Spark Connect."""
 REMOTE_VARIABLES = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_LOCAL_REMOTE")
-"""Where PySpark notes that a process uses Spark Connect, for its child processes too."""
+"""The variable by which PySpark marks that a process, and its children, use Spark Connect."""
 CHECKPOINT_FILES = {
     # Without native Hadoop the default manager starts two processes for each checkpoint file.
     "spark.sql.streaming.checkpointFileManagerClass": (
@@ -131,20 +131,20 @@ _MODULES = {name: module for module, names in _PIPELINES.items() for name in nam
 
 
 def run_worker_parent() -> None:
-    """Be the process of `WORKER_PARENT`. The argument names the main module of what it forks."""
+    """Run as the process of `WORKER_PARENT`. The argument names the main module of its forks."""
     importlib.import_module(sys.argv[1])
     importlib.import_module("pyspark.daemon").manager()
 
 
 def __getattr__(name: str) -> Any:
-    """What Spark's own runner of pipelines imports."""
+    """The name that Spark's own pipeline runner imports."""
     if name not in _MODULES:
         raise AttributeError(name)
     return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def context_logger() -> logging.Logger:
-    """PySpark's logger of that name. One that is not of its class fails in PySpark's own calls."""
+    """PySpark's logger of that name. PySpark's calls fail with a logger of another class."""
     from pyspark.logger import PySparkLogger
 
     found: logging.Logger = PySparkLogger.getLogger(CONTEXT_LOGGER)
@@ -154,8 +154,8 @@ def context_logger() -> logging.Logger:
 def listen(spark: Any, listener: Any) -> None:
     """As `spark.streams.addListener`, with a progress as one text.
 
-    PySpark 4.3 asks the JVM for each of its fields, in some 500 calls, because each map and list of
-    the JVM ends with an exception that is looked into.
+    PySpark 4.3 asks the JVM for each of its fields, in some 500 calls, because the iteration of
+    each map and list of the JVM ends with an exception that is inspected.
     """
     from pyspark.sql.streaming.listener import JStreamingQueryListener, QueryProgressEvent
 
@@ -175,7 +175,7 @@ def listen(spark: Any, listener: Any) -> None:
 
 
 def is_connect(spark: Any) -> bool:
-    """Whether a session uses Spark Connect: its plans and its JVM are out of reach."""
+    """Whether a session uses Spark Connect: its plans and its JVM are then inaccessible."""
     return getattr(spark, "_jsparkSession", None) is None
 
 
@@ -226,7 +226,7 @@ class PipelineStatement(NamedTuple):
 
 
 def parsed_statement(spark: Any, text: str) -> PipelineStatement | None:
-    """An SQL statement as Spark's parser reads it; None if it declares nothing of a pipeline.
+    """An SQL statement parsed by Spark; None if it declares no element of a pipeline.
 
     A view's name is quoted. Raises ParseException.
     """
@@ -287,7 +287,7 @@ def _auto_cdc(plan: Any) -> dict[str, Any]:
 
 
 def _relation_in(plan: Any) -> str:
-    """The name of the relation that a plan consists of, without aliases."""
+    """The name of the single relation of a plan, without aliases."""
     while (kind := _kind_of(plan)) != "UnresolvedRelation":
         if kind == "UnresolvedIdentifier":
             return _dotted(plan.nameParts())
@@ -353,11 +353,11 @@ class PlanNode:
         return str(self.java.simpleString(fields_max))
 
     def groupings(self) -> "list[PlanNode]":
-        """What an Aggregate groups by."""
+        """The grouping expressions of an Aggregate."""
         return [PlanNode(one) for one in _listed(self.java.groupingExpressions())]
 
     def aggregates(self) -> "list[tuple[str, PlanNode]]":
-        """The columns of an Aggregate, and what is computed for each."""
+        """The columns of an Aggregate, with their expressions."""
         return [
             (str(one.name()), PlanNode(one.child() if _kind_of(one) == "Alias" else one))
             for one in _listed(self.java.aggregateExpressions())
@@ -392,13 +392,13 @@ def analysed_plan(frame: Any) -> PlanNode | None:
 
 
 class ReusedPlan:
-    """What is done with a batch of a query, to be done with its other batches.
+    """The analysed steps on a batch of a query, to reuse them for its other batches.
 
     Spark would analyse it for each batch, although they all have the same columns.
     """
 
     def __init__(self, frame: Any, done: Any) -> None:
-        """`done` was made of `frame` in steps that each have one input."""
+        """`done` was derived from `frame` in steps that each have one input."""
         base, node = (one._jdf.queryExecution().analyzed() for one in (frame, done))
         self._columns = base.output()
         nodes: list[Any] = []
@@ -418,7 +418,7 @@ class ReusedPlan:
             self._nodes.append(below)
 
     def onto(self, frame: Any) -> Any:
-        """The same of another batch; None if its columns are not those of the first one."""
+        """The same steps on another batch; None if its columns differ from those of the first."""
         plan = frame._jdf.queryExecution().analyzed()
         if not plan.output().equals(self._columns):
             return None
@@ -488,12 +488,12 @@ def java_errors() -> type[Exception]:
 
 
 def java_cause(error: object) -> str:
-    """The stack trace of the Java error behind a query's failure; empty if there is none."""
+    """The stack trace of the Java error that caused a query's failure; empty if there is none."""
     return str(getattr(getattr(error, "_cause", None), "_stackTrace", ""))
 
 
 def turned_into(spark: Any, kind: type[Any]) -> Any:
-    """A session as one of a subclass: PySpark's builder makes no other class than its own."""
+    """Turn a session into one of a subclass: PySpark's builder creates only its own class."""
     spark.__class__ = kind
     return spark
 

@@ -110,7 +110,7 @@ class FilesPartition(InputPartition):
 
 
 class LakeTableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads the rows that a table gets."""
+    """Reads the rows that are added to a table."""
 
     def __init__(self, folder: Path, options: TableOptions, schema: pa.Schema) -> None:
         self._folder = folder
@@ -123,7 +123,7 @@ class LakeTableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return FollowedTable(self._folder, skips_changes=self._options.skips_changes)
 
     def initialOffset(self) -> dict[str, Any]:
-        # Where the stream begins is decided with the end of its first batch, which the checkpoint
+        # The start of the stream is decided with the end of its first batch, which the checkpoint
         # keeps: if that batch runs again, the table may have a newer version.
         return _to_json(TablePosition())
 
@@ -156,7 +156,7 @@ class LakeTableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
 
 def position_in(found: Any) -> TablePosition:
-    """Raises UsageError `spark.checkpoint`: it is not an offset of a stream of a table."""
+    """Raises UsageError `spark.checkpoint` if it is not an offset of a stream of a table."""
     try:
         return convert(found, TablePosition)
     except msgspec.ValidationError as error:

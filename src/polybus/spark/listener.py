@@ -4,8 +4,8 @@ A stream of `format("polybus")` is recognised by its offsets. Each progress of i
 under the source's `groupId`, or else under the query's name or id. So `polybus topics consumers`,
 GET /v1/consumers and the metrics show it beside other consumers.
 
-A thread sends the reports, so they never delay a query. Only the newest report of each group waits
-to be sent, also while the bus is away; if too many groups wait, the oldest reports are dropped.
+A thread sends the reports, so they never delay a query. Only the newest report of each group is
+queued, also while the bus is unavailable; if too many groups wait, the oldest reports are dropped.
 """
 
 import logging
@@ -146,7 +146,7 @@ class Reporter:
         """Send a report soon. Fields that it lacks keep the values of the last report."""
         with self._changed:
             before = self._waiting.pop(group, {})
-            # What is on its way is not sent again: the bus would take an old error for a new one.
+            # A report in flight is not merged: the bus would take an old error for a new one.
             self._waiting[group] = report if before is self._sending else before | report
             while len(self._waiting) > WAITING_MAX:
                 self._waiting.pop(next(iter(self._waiting)))
@@ -154,12 +154,12 @@ class Reporter:
             self._changed.notify_all()
 
     def flush(self, timeout_s: float = 2.0) -> bool:
-        """Wait until everything is sent, or the time is over; return whether it is sent."""
+        """Wait until everything is sent, or the timeout; return whether it is sent."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._waiting, timeout_s)
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Send what waits if that takes no longer than the timeout, and stop."""
+        """Send queued reports within the timeout, and stop."""
         self.flush(timeout_s)
         with self._changed:
             self._is_closed = True

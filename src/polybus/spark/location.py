@@ -1,15 +1,15 @@
 """Where the log of a reader, writer or pipeline is, and how to call the bus that owns it.
 
-Source and sink use the files of a data folder if they can, and HTTP if a URL is given. Whoever can
-open the files can read everything. So with a token they use HTTP too, where the bus checks its
-rights, unless it is the token of the folder's administrator.
+Source and sink use the files of a data folder if they can, and HTTP if a URL is given. A process
+that can open the files can read everything. So with a token they use HTTP too, where the bus checks
+its rights, unless it is the token of the folder's administrator.
 
 If the messages of a bus are in Kafka, the source reads them there. It finds the cluster in the data
 folder of a node, or by the options `log` and `cluster.…`, which are the settings of a node.
 
-All HTTP calls of this package share one policy: while the bus is away they are repeated with
-back-off, and what the bus refuses is raised at once. If `url` names several nodes of a bus, the
-next one is asked at once (nodes.py).
+All HTTP calls of this package share one policy: while the bus is unavailable they are retried with
+back-off, and refusals are raised at once. If `url` names several nodes of a bus, the next one is
+asked at once (nodes.py).
 """
 
 import contextlib
@@ -38,7 +38,7 @@ DEFAULT_FOLDER = "polybus-data"
 _TLS = [f"tls.{name}" for name in KafkaTls.__struct_encode_fields__]
 _LOGIN = [f"login.{name}" for name in KafkaLogin.__struct_encode_fields__]
 CLUSTER_OPTIONS = tuple(f"cluster.{name}" for name in ("prefix", *_TLS, *_LOGIN))
-"""How the source gets at a Kafka cluster: named as the settings of a node."""
+"""Options for access to a Kafka cluster, with the names of a node's settings."""
 OCTETS = "application/octet-stream"
 
 T = TypeVar("T")
@@ -48,9 +48,9 @@ T = TypeVar("T")
 class BusLocation:
     """A data folder, and the URL of the bus if its log is not in that folder.
 
-    `token` logs in to the bus; without it, its user is whoever may use the folder. `cluster` is
-    where the messages are if they are in Kafka: known before a task runs that does not see the
-    folder. With `is_cluster_only` no node was named.
+    `token` logs in to the bus; without it, the permissions are those of the folder's users.
+    `cluster` is the Kafka cluster that has the messages, if any: resolved before tasks run that do
+    not see the folder. With `is_cluster_only` no node was named.
     """
 
     data: Path = Path(DEFAULT_FOLDER)
@@ -94,8 +94,8 @@ class BusLocation:
         """The URL and the token to use now: a bus that restarts may listen on another port.
 
         Raises:
-            UsageError: `client.unreachable`, no bus runs on the data folder;
-                `spark.option-invalid`, only a cluster is named.
+            UsageError: `client.unreachable` if no bus runs on the data folder;
+            `spark.option-invalid` if only a cluster is named.
         """
         if self.is_cluster_only:
             text = "option log: only a node can do this; name one with option url or data instead"
@@ -119,7 +119,7 @@ class BusLocation:
 
         Raises:
             UsageError, BusyError, StorageError: the bus refused, with its own code and text.
-            PolybusError: the bus is still away after `patience_s`.
+            PolybusError: the bus is still unavailable after `patience_s`.
         """
         is_bytes = isinstance(body, bytes)
         content = body if is_bytes or body is None else json.dumps(body).encode()
@@ -142,7 +142,7 @@ class BusLocation:
 
     @property
     def others(self) -> int:
-        """How many nodes there are beside the one that is asked."""
+        """The number of nodes besides the current one."""
         return 0 if self.url is None else len(nodes.nodes_of(self.url)) - 1
 
     def each_node(self) -> "list[BusLocation]":
@@ -153,7 +153,7 @@ class BusLocation:
 
     @contextlib.contextmanager
     def leaving(self, url: str) -> Iterator[None]:
-        """Ask another node next time if the one at `url` turns out to be gone."""
+        """Inside the block, switch to another node if the one at `url` is unavailable."""
         try:
             yield
         except PolybusError as error:
@@ -177,7 +177,7 @@ class Retry:
         self._deadline_s: float | None = None
 
     def wait(self, error: PolybusError) -> None:
-        """Wait before the next attempt; raise the error if another attempt is of no use."""
+        """Wait before the next attempt; raise the error if another attempt is useless."""
         is_away = error.code in nodes.MOVES
         if is_away and self._unasked:
             self._unasked -= 1
@@ -194,7 +194,7 @@ class Retry:
 
 
 def retried(work: Callable[[], T], *, patience_s: float, others: int = 0) -> T:
-    """Do idempotent work; repeat it for up to `patience_s` while the bus is away or busy.
+    """Do idempotent work; retry for up to `patience_s` while the bus is unavailable or busy.
 
     `others` is the number of further nodes: after a failure the work asks the next of them.
     """
@@ -212,9 +212,9 @@ def find_location(given: Mapping[str, str]) -> BusLocation:
     Paths become absolute because a task may run in another folder.
 
     Raises:
-        UsageError: `data.not-found`, nothing is given and ./polybus-data does not exist;
-            `spark.option-invalid`, of the options of a cluster.
-        StorageError: `log.damaged`, the folder does not show where its messages are.
+        UsageError: `data.not-found` if nothing is given and ./polybus-data does not exist;
+        `spark.option-invalid` for the options of a cluster. StorageError: `log.damaged` if the
+        folder does not say where its messages are.
     """
     if given.get("log"):
         return BusLocation(cluster=_cluster_of(given), is_cluster_only=True)

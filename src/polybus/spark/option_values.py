@@ -37,7 +37,7 @@ _TOPICS = 'it must be a JSON list of topics like ["orders"]'
 def option(name: str, parse: Callable[[str], Any], default: Any, **notes: Any) -> Any:
     """A field with the value of an option. `parse` raises ValueError or UsageError.
 
-    Options with the note `internal` are accepted, but not suggested to users.
+    Options with the metadata `internal` are accepted, but not suggested to users.
     """
     return dataclasses.field(default=default, metadata={"name": name, "parse": parse, **notes})
 
@@ -57,7 +57,8 @@ def given_options(
     """The options that the user gave, by their proper names: Spark ignores case.
 
     Raises:
-        UsageError: `spark.option-unknown`; `spark.option-conflict`, two options that are `apart`.
+        UsageError: `spark.option-unknown`; `spark.option-conflict` for two options that exclude
+        each other (`apart`).
     """
     every = {one.metadata["name"]: one.metadata for one in options_of(kind)}
     known = [*(name for name, notes in every.items() if "internal" not in notes), *LOCATION]
@@ -109,7 +110,7 @@ def _unknown(name: str, known: Collection[str]) -> UsageError:
     return UsageError("spark.option-unknown", text)
 
 
-# How text becomes a value.
+# Parsers of values
 
 
 def topic_name(text: str) -> str:

@@ -1,8 +1,8 @@
-"""RemoteLog: the OffsetReader of a bus at a URL. `open_origin` opens whatever a location names.
+"""RemoteLog: the OffsetReader of a bus at a URL. `open_origin` opens the log of any location.
 
 Rows arrive as Arrow streams, a page at a time. The bus answers with stop offsets that
-are durable, so what Spark has planned once is still there after a crash of the bus. While the bus
-is away, reading waits some seconds and then continues at the message where it stopped.
+are durable, so messages that Spark has planned still exist after a crash of the bus. While the bus
+is unavailable, reading waits some seconds and then continues where it stopped.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ BATCH_BYTES_MAX = 8 << 20
 BLOB_PIECE_BYTES = 1 << 20
 ARROW = "application/vnd.apache.arrow.stream"
 PAGE_ROWS = 100_000
-"""How much one request asks for, so that a single answer does not occupy the bus for long."""
+"""The limit of one request, so that a single answer does not occupy the bus for long."""
 AWAY_S = 10.0
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -95,7 +95,7 @@ class RemoteLog(OffsetReader):
     def _check_is_gap(self, plan: ReadPlan, stop: int) -> None:
         """After an answer without rows: the topic must be the planned one, and continue after it.
 
-        Raises UsageError `topic.unknown`, `topic.recreated`; PolybusError, the bus is behind.
+        Raises UsageError `topic.unknown`, `topic.recreated`; PolybusError if the bus lags behind.
         """
         self._look_again()
         bounds = self.bounds(plan.topic)
@@ -140,7 +140,7 @@ class RemoteLog(OffsetReader):
 def open_origin(location: BusLocation) -> OffsetReader:
     """The log of a location. A remote bus is only called when it is needed.
 
-    Raises UsageError `data.not-found`; of a cluster as `open_reader`.
+    Raises UsageError `data.not-found`; for a cluster as `open_reader` does.
     """
     if location.is_local:
         return open_reader(location.cluster or location.data)

@@ -60,7 +60,7 @@ _WRITE_OPTIONS = {
     "compression": "zstd",
     "mapreduce.fileoutputcommitter.algorithm.version": "2",
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
-    # Look at the size of a row group after each row at first, not after 100: those may be 1.6 GB.
+    # Check the size of a row group after each row at first, not after 100: those may be 1.6 GB.
     "parquet.page.size.row.check.min": "1",
 }
 
@@ -79,9 +79,9 @@ def append(
     `checkpoint` is that of the query; if it is None, it is found, except with Spark Connect.
 
     Raises:
-        UsageError: `lake.schema`, a column has another type than in the table;
-            `pipeline.expectation`, rows do not meet what must hold. Nothing changed.
-        StorageError: `sink.checkpoint`, the checkpoint cannot be synced; `lake.storage`. Nothing of
+        UsageError: `lake.schema` if a column has another type than in the table;
+        `pipeline.expectation` if rows violate an expectation. Nothing changed. StorageError:
+        `sink.checkpoint`, the checkpoint cannot be synced; `lake.storage`. Nothing of
             the batch is in the table.
     """
     if table.has_batch(writer, batch_id):
@@ -306,7 +306,7 @@ def stage_small(
 
 
 def _prepare(spark: SparkSession) -> None:
-    """Set what our tables need in a session, whoever created it."""
+    """Apply the settings that our tables need to a session, whoever created it."""
     for name, value in _SETTINGS.items():
         if spark.conf.get(name) != value:
             spark.conf.set(name, value)

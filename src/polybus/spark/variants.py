@@ -1,4 +1,4 @@
-"""What Spark says of paths into JSON, and what helps."""
+"""Errors of Spark about paths into JSON, and hints for them."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -20,9 +20,9 @@ _NOT_COMPARABLE = (
 
 
 def with_paths(query: str, run: Callable[[str], T]) -> T:
-    """Run a query with its paths as Spark has them, also those into text or bytes.
+    """Run a query with its paths in Spark's syntax, also those into text or bytes.
 
-    Spark alone knows the types of columns. So it is asked first whether they are VARIANT.
+    Only Spark knows the types of columns. So the first attempt assumes that they are VARIANT.
     """
     try:
         return run(for_spark(query))
@@ -44,7 +44,7 @@ def _is_path_into_text(error: AnalysisException) -> bool:
 
 
 def hint_for(error: AnalysisException) -> str:
-    """What to write instead of a comparison of JSON; empty for any other error."""
+    """A hint for replacing a comparison of JSON; empty for any other error."""
     condition = error.getCondition() or ""
     is_of_json = condition.startswith(_NOT_COMPARABLE) and '"VARIANT"' in str(error)
     is_of_json |= condition == "UNSUPPORTED_FEATURE.SET_OPERATION_ON_VARIANT_TYPE"

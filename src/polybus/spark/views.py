@@ -61,13 +61,13 @@ def table(
 ) -> DataFrame:
     """All messages of a topic, each once.
 
-    The table has what the topic held when this was called, or a moment later. Call it again for
+    The table has the messages at the time of the call, or a moment later. Call it again for
     newer messages. Without `data` (the data folder) and `url`, the log is located as by the source.
     With `url` all messages come over HTTP.
 
     Raises:
         UsageError: `topic.unknown`, `data.not-found`.
-        StorageError: `log.damaged`, a file that the manifest names does not exist.
+        StorageError: `log.damaged` if a file that the manifest names does not exist.
     """
     name = names.canonical(topic)
     if url is not None:

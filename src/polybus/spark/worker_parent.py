@@ -1,10 +1,10 @@
-"""The parent of Spark's Python processes on this machine: it has imported what they need.
+"""The parent of Spark's Python processes on this machine, with their imports preloaded.
 
 Spark starts Python processes for each kind of work: to plan a read, to read, to write, to commit.
 PySpark imports pandas, pyarrow and our modules in each of them, which takes half a second of
-processor time. The processes that are forked from this one have them already.
+processor time. Processes that are forked from this one have already imported them.
 
-Executors on other machines may have no Polybus: there Spark uses its own parent.
+Executors on other machines may not have Polybus: there Spark uses its own parent.
 """
 
 import importlib

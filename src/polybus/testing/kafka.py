@@ -1,9 +1,9 @@
 """A real Kafka cluster on this machine, for trials and tests: brokers that can be killed.
 
 The jars come once through Maven, by the pom beside this file, into the user's cache; nothing else
-needs a network. Every broker is a controller too (KRaft). What `kafka-storage format` would write
-is a file of four lines, so that no Java runs for it. The first clean stop writes an archive of
-the loaded classes, which halves the next start.
+needs a network. Every broker is a controller too (KRaft). The output of `kafka-storage format` is a
+file of four lines, so this writes it without Java. The first clean stop writes an archive of the
+loaded classes, which halves the next start.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 20.0
 POLL_S = 0.05
 JAVA_OPTIONS = ("-Xmx256m", "-XX:+UseSerialGC", "-Xshare:auto", "-Xlog:disable")
-# Most of what runs in a short life runs a few times: a second compiler gives nothing back.
+# In a short run most code runs only a few times, so the second compiler does not pay off.
 BRIEF_OPTIONS = ("-XX:TieredStopAtLevel=1",)
 # Small enough for three brokers and three nodes on one machine of two cores.
 PROPERTIES = """\
@@ -72,10 +72,10 @@ appender.console.layout.pattern=%d %p %m%n
 
 
 def kafka_jars() -> Path:
-    """The folder with Kafka's jars, which Maven fills if they are not there yet.
+    """The folder with Kafka's jars, which Maven downloads if they are missing.
 
     Raises:
-        ConfigError: `cluster.no-kafka`, Maven is missing or failed.
+        ConfigError: `cluster.no-kafka` if Maven is missing or failed.
     """
     folder = cache_folder() / f"kafka-{VERSION}"
     if folder.is_dir():

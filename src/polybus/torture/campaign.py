@@ -2,7 +2,7 @@
 
 A round depends on nothing but its seed and its number, so it can be run again alone, and rounds
 run at the same time. The seed decides its plan: what is done, in which order and after which wait.
-How far the bus is at that moment is up to the machine.
+The state of the bus at that moment depends on the machine.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ Tell = Callable[[str], None]
 
 
 SHORT_S = 600.0
-"""A campaign that is shorter than this has small rounds, so that every fault has its turn."""
+"""A campaign shorter than this has small rounds, so that every fault gets its turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +49,15 @@ class Fault:
     per_round: int
     meaning: str
     seconds: float
-    """What one of them takes on two cores of 2026, until a campaign has measured it."""
+    """The duration of one fault on two cores of 2026, until a campaign has measured it."""
     is_alone: bool = False
     """No other round runs beside it, because it measures time."""
     share: float = 1.0
-    """Of a job: a round that waits for most of its time leaves the rest to others."""
+    """The share of a job: a round that mostly waits leaves the rest to others."""
     per_round_max: int = 0
-    """A round does as many as this if a number of them is asked for."""
+    """How many faults a round does if a number of them is requested."""
     unchecked: tuple[str, ...] = ()
-    """Invariants of things that its load does not use."""
+    """Invariants of features that its load does not use."""
 
     @property
     def per_short_round(self) -> int:
@@ -161,7 +161,7 @@ FAULTS = {
     ),
 }
 ON_ONE_MACHINE = tuple(name for name in FAULTS if name != "nodes")
-"""What a bus without a cluster can meet."""
+"""The faults for a bus without a cluster."""
 FULL = {
     **{"kills": 1000, "writes": 100, "cuts": 200, "errors": 1000, "clock": 100, "flips": 10_000},
     # A million for each parser.
@@ -213,12 +213,12 @@ class Campaign:
     def run_for(self, seconds: float, faults: tuple[str, ...]) -> None:
         """Do all faults in turn until the time is up; rounds that have begun are finished.
 
-        A round that takes longer than what is left, as the last one of its kind did, is not begun.
+        A round is not begun if the last one of its kind took longer than the remaining time.
         """
         self.run(self._until(time.monotonic() + seconds, faults, is_short=seconds < SHORT_S))
 
     def _until(self, end_s: float, faults: tuple[str, ...], *, is_short: bool) -> Iterator[Round]:
-        # Before one that runs alone all others have to end: those come last.
+        # A round that runs alone must wait for all others, so these come last.
         faults = tuple(sorted(faults, key=lambda one: FAULTS[one].is_alone))
         for number in itertools.count(1):
             some = False

@@ -1,4 +1,4 @@
-"""Generators of random numbers that do not disturb each other.
+"""Independent generators of random numbers.
 
 A round is planned by its seed. So the load, each fault and each parser has a generator of its own:
 how often one of them draws, which depends on the machine, changes nothing for the others.

@@ -1,4 +1,4 @@
-"""What must hold of every bus after its faults: its files, its log, its memory, its end."""
+"""Checks for every bus after its faults: its files, its log, its memory, its exit."""
 
 from polybus.torture.bus.child import GROWTH_BYTES_MAX, BusChild
 from polybus.torture.load.load import Load
@@ -13,7 +13,7 @@ async def check_files(child: BusChild, findings: Findings) -> None:
     if isinstance(report, str):
         findings.violated("verify", report)
     elif not report.intact:
-        findings.violated("verify", f"damage in files that nobody corrupted: {report.damages[0]}")
+        findings.violated("verify", f"damage in files that were not corrupted: {report.damages[0]}")
     await check_log(child, findings)
 
 
@@ -37,7 +37,7 @@ def check_exceptions(child: BusChild, findings: Findings) -> None:
 
 
 async def finish_round(child: BusChild, load: Load) -> None:
-    """One more bus without a fault: it has everything, and stops cleanly."""
+    """Start one more bus without a fault: it must have everything, and stop cleanly."""
     findings = load.findings
     if not await child.start():
         findings.violated("starts", f"no start; see {child.folder}/bus.log")

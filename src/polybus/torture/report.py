@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 INVARIANTS = {
     "starts": "the bus starts after every fault, and stops cleanly",
-    "lost": "every message and large payload with a receipt is there, and what an answer promised",
-    "order": "every message is there once, at its position, in the order of its writer",
-    "phantoms": "nothing is there that nobody sent",
+    "lost": "every message and large payload with a receipt exists, and what an answer promised",
+    "order": "every message is stored once, at its position, in the order of its writer",
+    "phantoms": "every stored message was sent by a client",
     "packs": "packs of sessions: no number is skipped or changes its meaning, nothing is missing",
-    "transactions": "a transaction is there once, as a whole, and may be asked for again",
+    "transactions": "a transaction is done once, as a whole, and its request can be repeated",
     "deleted": "deleted topics, sessions, accounts, tokens and grants stay deleted",
     "verify": "`polybus verify` finds no damage where there is none, and names what is lost",
     "errors": "no unhandled exception in the bus's log, and a normal client is answered in 1 s",

@@ -1,4 +1,4 @@
-"""What a campaign consists of: rounds of faults."""
+"""Rounds of faults, the units of a campaign."""
 
 from dataclasses import dataclass
 

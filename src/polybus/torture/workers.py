@@ -37,7 +37,7 @@ class Worker:
 
     @property
     def result(self) -> Connection:
-        """Ready when the round has ended, or the process."""
+        """Readable when the round, or the process, has ended."""
         return self._pipe
 
     def collect(self) -> tuple[Round, Findings | None, float]:

@@ -10,8 +10,9 @@ A message may be sent in parts. The flag and the topic of the first part apply t
 An end with content is the last part; an empty end adds nothing. The number and the size of the
 parts of a sequence are limited, including parts that are already delivered (flag 3).
 
-A message over `inline-bytes-max`, or a sequence that grows past it, is handed on in pieces as it
-arrives: of flag 3 each large part by itself, of flag 2 all parts together, with their places.
+A message over `inline-bytes-max`, or a sequence that grows past it, is passed on in pieces as it
+arrives: with flag 3 each large part by itself, with flag 2 all parts together, with their
+positions.
 """
 
 from __future__ import annotations
@@ -149,9 +150,10 @@ class Parts:
         return kept + size <= bytes_max
 
     def spill(self, flag: int, topic: str = "", receipt_id: bytes = b"") -> bytearray:
-        """What has arrived of a message of parts, which is handed on from now on.
+        """Return what has arrived of a multi-part message, which is passed on in pieces from now
+        on.
 
-        Its first part may be still to come: then the sequence begins here.
+        If its first part has not arrived yet, the sequence begins here.
         """
         if not self.open:
             self._start(flag, topic, receipt_id)
@@ -161,7 +163,7 @@ class Parts:
         return held
 
     def count(self, size: int, *, is_part: bool) -> None:
-        """Count bytes, or a part, that are not kept here. Raises as `add`."""
+        """Count bytes, or a part, that are not kept here. Raises as `add` does."""
         self._parts_count += is_part
         self._parts_bytes += size
         self._spilled_bytes += size
@@ -171,7 +173,7 @@ class Parts:
             self._handed_bytes += size
 
     def note(self, headers: Headers | None) -> None:
-        """The headers of the last part, if that is a message whose bytes were handed on."""
+        """Keep the headers of the last part, if it is a message whose bytes were passed on."""
         if headers:
             self._parts_bytes += _cost_bytes(headers)
             self._check()
@@ -179,7 +181,7 @@ class Parts:
             self._headers.append(headers or None)
 
     def places(self) -> tuple[array[int], list[Headers | None]]:
-        """Where the parts of flag 2 are in what was handed on, and their headers."""
+        """Where the parts of flag 2 are in the bytes that were passed on, and their headers."""
         return self._spans, self._headers
 
     @property
@@ -314,7 +316,7 @@ def _cost_bytes(headers: Headers) -> int:
 
 @dataclass(slots=True)
 class OpenLarge:
-    """A large message whose pieces are handed on; `refused` says why they are not."""
+    """A large message whose pieces are passed on; `refused` says why they are not."""
 
     topic: str
     receipt_id: bytes
@@ -326,7 +328,7 @@ class BosonCodec:
     """What the server's side of both generations shares."""
 
     is_held: bool = False
-    """Whether the translator is busy: plain messages must wait for their turn."""
+    """Whether the translator is busy, so that plain messages must wait."""
 
     def __init__(self, limits: Limits, default_topic: str | None = None) -> None:
         self._limits = limits
@@ -365,11 +367,12 @@ class BosonCodec:
     ) -> list[Publish | ReceiptOwed | BadPublish | Large]:
         """Add a part, or a whole message, and return the events that it completes.
 
-        The first part sets topic and receipt of its sequence. If it cannot, the sequence is still
-        followed to its end, because its other parts are not messages, and then refused.
+        The first part sets the topic and the receipt of its sequence. If they are invalid, the
+        sequence is still read to its end, because its other parts are not messages, and then
+        refused.
 
         Raises:
-            PeerError: final, as `Parts.add`.
+            PeerError: final, as from `Parts.add`.
         """
         if self._is_large(len(content)):
             events = self._begin_piece(flag, raw_topic, receipt_id, len(content))
@@ -397,7 +400,7 @@ class BosonCodec:
     # Large messages
 
     def _is_large(self, content_bytes: int) -> bool:
-        """Whether a part with this content is handed on in pieces."""
+        """Whether a part with this content is passed on in pieces."""
         if self._large is not None:
             return True
         return not self._parts.fits(content_bytes, self._inline_bytes_max)
@@ -405,7 +408,7 @@ class BosonCodec:
     def _begin_piece(
         self, flag: int, raw_topic: bytes, receipt_id: bytes, content_bytes: int
     ) -> list[Publish | ReceiptOwed | BadPublish | Large]:
-        """A part of a large message begins. Raises PeerError, final, as `Parts.add`."""
+        """A part of a large message begins. Raises PeerError, final, as `Parts.add` does."""
         events: list[Publish | ReceiptOwed | BadPublish | Large] = []
         if self._large is None:
             if self._parts.open:

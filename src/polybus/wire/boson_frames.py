@@ -189,7 +189,7 @@ class BosonFramesCodec(BosonCodec, FrameStream[Event]):
     def _begin_frame(
         self, data: Buffer, start: int, stop: int, size: int, events: list[Event]
     ) -> int:
-        """The frame at `start` is incomplete: of a large message, hand on what has arrived."""
+        """Handle the incomplete frame at `start`; pass on what has arrived of a large message."""
         self._needed_bytes = size
         if stop - start < HEADER_BYTES:
             return start
@@ -212,7 +212,7 @@ class BosonFramesCodec(BosonCodec, FrameStream[Event]):
         return stop
 
     def _check_held(self, length: int) -> None:
-        """A frame that is assembled in memory. Raises PeerError, final."""
+        """Check a frame that is assembled in memory. Raises PeerError, final."""
         limit = self._limits.parts_bytes_max
         if length > limit:
             text = f"the content length is {length}, over {limit} (parts-bytes-max)"
@@ -223,10 +223,11 @@ class BosonFramesCodec(BosonCodec, FrameStream[Event]):
             self._take(event, events)
 
     def scan_plain(self, data: Buffer, start: int, stop: int) -> tuple[int, list[Batch]]:
-        """Where the plain frames from `start` on end, and their batches; `receive` the rest.
+        """Return where the plain frames from `start` end, and their batches; `receive` takes the
+        rest.
 
-        Nothing of what is unusual is plain: a topic that was not seen before, or a frame inside a
-        sequence of parts.
+        A frame with a topic that was not seen before is not plain, nor is one inside a sequence of
+        parts.
         """
         if self._carry or self._failed or self._parts.open or self._frame_left or self.is_held:
             return start, []

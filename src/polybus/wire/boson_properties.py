@@ -121,7 +121,7 @@ class BosonPropertiesCodec(BosonCodec):
             hands_on=True,
         )
         self._failed = False
-        # How much of the current message's content was handed on.
+        # How much of the current message's content was passed on.
         self._handed_bytes = 0
         # The receipt id of the current message, in case it is refused.
         self._requested = b""
@@ -179,7 +179,7 @@ class BosonPropertiesCodec(BosonCodec):
         return []
 
     def _hand_on(self, buffer: Buffer, content: Buffer) -> None:
-        """Hand on a piece of the content of a message that has not ended."""
+        """Pass on a piece of the content of a message that has not ended."""
         self._flush(buffer)
         if self._large is None and not self._handed_bytes:
             topic = self._parts.first[0] if self._parts.open else ""
@@ -194,7 +194,7 @@ class BosonPropertiesCodec(BosonCodec):
             self._events.append(LargePiece(content))
 
     def _end_handed(self, message: Properties, flag: int) -> None:
-        """A message ends whose content was handed on. Raises PeerError: it is refused."""
+        """A message ends whose content was passed on. Raises PeerError if it is refused."""
         size, self._handed_bytes = self._handed_bytes, 0
         if self._large is None:
             topic, receipt_id = self._named(message.topic, self._requested)
@@ -209,7 +209,7 @@ class BosonPropertiesCodec(BosonCodec):
             self._take(b"", event)
 
     def _drop_large(self) -> None:
-        """The message was refused, and what was handed on of it is not wanted."""
+        """The message was refused, so the pieces that were passed on are dropped."""
         if self._handed_bytes:
             self._handed_bytes = 0
             self._events.append(LargeDropped())
@@ -317,7 +317,7 @@ class BosonPropertiesCodec(BosonCodec):
 
 
 def part_flag(buffer: Buffer, span: Span | None) -> int:
-    """What the flag `hbff` says. Raises PeerError, not final."""
+    """Decode the flag `hbff`. Raises PeerError, not final."""
     if span is None:
         return WHOLE
     value = bytes(buffer[span[0] : span[1]])

@@ -155,7 +155,7 @@ class Framer:
             self._carry = bytearray(memoryview(buffer)[start:])
 
     def _feed_content(self, data: Buffer) -> Generator[Cut, None, Buffer]:
-        """Hand on a large content; return what is behind it."""
+        """Pass on a large content; return what follows it."""
         piece = memoryview(data)[: self._content_left]
         self._content_left -= len(piece)
         yield piece, None, None
@@ -167,7 +167,7 @@ class Framer:
         return memoryview(data)[len(piece) :]
 
     def _cut_content(self, buffer: Buffer, start: int) -> Buffer | None:
-        """What has arrived of a large content, which is taken out of the unfinished message."""
+        """Take what has arrived of a large content out of the unfinished message."""
         at, stop = start + self._at, len(buffer)
         if stop - at < UINT16.size or not self._hands_on:
             return None

@@ -48,7 +48,7 @@ class PublishPart(Publish):
 class LargeBegin:
     """A payload over `inline-bytes-max` begins: its pieces follow, and then LargeEnd.
 
-    Until then there are no other events, but Bad and LargeDropped, which end it too. `topic` is
+    Until then the only other events are Bad and LargeDropped, which end it too. `topic` is
     empty if it is not known yet.
     """
 
@@ -131,7 +131,7 @@ class LoggedIn:
 
 
 def parse_login(content: bytes) -> Login:
-    """A login in Boson: two lines, user and password, or one, a token.
+    """Parse a login in Boson: user and password on two lines, or a token on one.
 
     Raises PeerError `auth.invalid`, not final.
     """
@@ -155,7 +155,7 @@ class Codec(Protocol[E]):
     """One connection's side of a protocol."""
 
     is_held: bool
-    """Set by the edge while messages wait for their turn: none may be published past them."""
+    """Set by the edge while messages wait: later ones must not be published before them."""
 
     @property
     def backlog(self) -> bool:
@@ -178,7 +178,10 @@ class PlainCodec(Codec[E], Protocol[E]):
     """A codec whose plain messages may be published together with those of other connections."""
 
     def scan_plain(self, data: Buffer, start: int, stop: int) -> tuple[int, list[Batch]]:
-        """Where the plain messages from `start` on end, and their batches; `receive` the rest."""
+        """Return where the plain messages from `start` end, and their batches.
+
+        `receive` takes the rest.
+        """
         ...
 
     def whole_of(

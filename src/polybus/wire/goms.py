@@ -220,7 +220,7 @@ class GomsCodec(ObjectStream[GomsRequest]):
 
 
 def _own_headers(found: Fields, limits: Limits) -> Headers | None:
-    """The headers of a send, none of which only the bus may write."""
+    """The headers of a send. Raises PeerError for one that only the bus may write."""
     headers = objects.headers_of(found, limits)
     if headers and (name := references.reserved_in(headers)) is not None:
         raise peer_error(Code.NOT_ALLOWED, f"headers: {name[:40]!r} is reserved for the bus")

@@ -106,14 +106,14 @@ class ObjectStream(Generic[E]):
         steps_max: int = sys.maxsize,
         hands_on: bool = False,
     ) -> None:
-        """`hands_on`: large data is handed on as it arrives, as Large events."""
+        """`hands_on`: large data is passed on as it arrives, as Large events."""
         self._steps_max = steps_max
         self._limits = limits
         self._plain = plain
         self._gathered = gathered
         self._object_bytes_max = object_bytes_max(limits)
         self._value_bytes_max = limits.message_bytes_max
-        # Beyond this an object is looked at, whether its data can be handed on.
+        # Beyond this size, check whether the object's data can be passed on.
         self._look_bytes = sys.maxsize
         self._text: LargeText | None = None
         if hands_on and limits.message_bytes_max > limits.inline_bytes_max:
@@ -137,7 +137,7 @@ class ObjectStream(Generic[E]):
         raise NotImplementedError
 
     def _decode_large(self, text: Buffer, data_bytes: int) -> E:
-        """Decode an object whose data was handed on, and is empty here. Raises as `_decode`."""
+        """Decode an object whose data was passed on and is empty here. Raises as `_decode` does."""
         raise NotImplementedError
 
     @property
@@ -266,7 +266,7 @@ class ObjectStream(Generic[E]):
     # Large data
 
     def _look(self, events: list[Any]) -> None:
-        """Hand on the data of an object that is large, if it is a string that has not ended."""
+        """Pass on the data of a large object, if it is a string that has not ended."""
         self._has_looked = True
         at = large_data_at(bytes(self._held[:ENVELOPE_BYTES_MAX]))
         if at is None:
@@ -277,7 +277,7 @@ class ObjectStream(Generic[E]):
         self._hand_on(held, at, events)
 
     def _hand_on(self, data: Buffer, at: int, events: list[Any]) -> int:
-        """Hand on what has arrived of the data; return where the rest of the object begins."""
+        """Pass on what has arrived of the data; return where the rest of the object begins."""
         large = self._text
         assert large is not None
         try:

@@ -1,7 +1,7 @@
 """The data of a goMS send that is too large for memory: a JSON string, decoded as it arrives.
 
-Only a string can be handed on in pieces, and only if it begins within the first ENVELOPE_BYTES_MAX
-of its object. Any other large data is assembled, up to a limit of its own.
+Only a string can be passed on in pieces, and only if it begins within the first ENVELOPE_BYTES_MAX
+bytes of its object. Any other large data is assembled, up to a limit of its own.
 """
 
 import re
@@ -90,7 +90,7 @@ class LargeText:
     def decode(self, data: Buffer, start: int = 0) -> tuple[bytes, int]:
         """The bytes of the string's text that arrived, and where in `data` it continues.
 
-        Raises ValueError, it is not a valid string.
+        Raises ValueError if it is not a valid string.
         """
         rest = self._rest
         chunk = rest + bytes(memoryview(data)[start:])
@@ -110,7 +110,7 @@ class LargeText:
 
 
 def _safe_cut(chunk: bytes, end: int) -> int:
-    """The last place up to `end` that is neither in an escape nor in a character."""
+    """The last position up to `end` that is neither in an escape nor in a character."""
     at = chunk.rfind(b"\\", max(0, end - _ESCAPE_BYTES_MAX + 1), end)
     if at >= 0 and _is_escape(chunk, at):
         # Perhaps incomplete, or the first half of a pair.
@@ -122,7 +122,7 @@ def _safe_cut(chunk: bytes, end: int) -> int:
     for back in range(1, min(4, end) + 1):
         byte = chunk[end - back]
         if byte >= 0xC0:
-            # The first byte of a character that has perhaps more bytes than these.
+            # The first byte of a character that may have more bytes than these.
             return end - back
         if byte < 0x80:
             break

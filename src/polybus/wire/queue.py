@@ -145,7 +145,7 @@ class QueueCodec(Framing):
         super().__init__(limits.message_bytes_max)
         self._inline_bytes_max = min(limits.inline_bytes_max, limits.message_bytes_max)
         self._topic = topic
-        # What is missing of a message that is handed on in pieces.
+        # What is missing of a message that is passed on in pieces.
         self._large_left = 0
 
     def receive(self, data: Buffer) -> list[Event]:
@@ -165,7 +165,7 @@ class QueueCodec(Framing):
         return events
 
     def _scan(self, data: Buffer, start: int, stop: int, events: list[Event]) -> int:
-        """Publish whole messages; return where a large or incomplete one begins, or is begun."""
+        """Publish whole messages; return where a large or incomplete one begins."""
         end, spans = scan.scan_values(data, start, stop, b"", self._inline_bytes_max)
         if spans:
             batch = Batch(self._topic, data, spans)

@@ -1,7 +1,7 @@
 """What a micro-batch of the standard pipeline costs around Spark's own run of it, as data grow.
 
 One topic of many has new messages. No JVM is started: Spark calls the same functions. Only medians
-count, because now and then a call looks at all topics again.
+count, because occasionally a call reads all topics again.
 
 A long history is written without its messages: only the manifest of the topic, and the log of the
 table, decide what a call has to look at. Their files are names for one small file.
@@ -141,7 +141,7 @@ def _write_history(folder: Path) -> None:
 
 
 def _commits(folder: Path, count: int) -> list[float]:
-    """Microseconds of each commit of a small batch, in a table that has this many files."""
+    """Microseconds of each commit of a small batch, in a table with this many files."""
     rows = pa.table({"offset": range(NEW_MESSAGES), "value": [b"{}"] * NEW_MESSAGES})
     table = LakeTable(folder)
     note = table.write(rows)

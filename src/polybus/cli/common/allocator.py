@@ -1,8 +1,9 @@
-"""Settings of glibc's malloc for the bus: what was freed goes back to the system.
+"""Settings of glibc's malloc for the bus, so that freed memory returns to the system.
 
-By itself glibc keeps it. Its limit for blocks with a mapping of their own grows with the largest
-block freed, up to 32 MiB; from then on answers of megabytes lie between small objects in the heap,
-and the holes that they leave stay resident. On another C library nothing is done.
+By default glibc keeps it. Its threshold for separately mapped blocks grows with the largest freed
+block, up to 32 MiB; from then on large answers are allocated between small objects in the heap, and
+the holes that they leave stay resident. So without this, freed memory does not go back to the
+system. Nothing is changed for other C libraries.
 """
 
 import ctypes
@@ -17,14 +18,14 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 
-# A block of this size or more has a mapping of its own, and goes back when it is freed. Read
-# buffers and commits are smaller: new pages for each of them would cost a tenth of the throughput.
+# A block of this size or more is mapped separately, and unmapped when it is freed. Read buffers and
+# commits are smaller: new pages for each of them would cost a tenth of the throughput.
 MAPPED_BYTES = 8 << 20
-# Free memory at the end of a heap goes back from this size on.
+# Free memory at the end of a heap is returned from this size on.
 HEAP_END_BYTES = 64 << 20
-# Threads share their heaps: a heap for each of the worker threads would keep its own holes.
+# Threads share heaps: a separate heap for each worker thread would keep its own holes.
 HEAPS = 2
-# While the process has grown by this much, holes in the heaps go back every TRIM_S. That takes
+# If the process has grown by this much, holes in the heaps are returned every TRIM_S. That takes
 # about a millisecond.
 GROWN_BYTES = 16 << 20
 TRIM_S = 5.0
@@ -48,7 +49,7 @@ def tune() -> None:
 
 
 def trim_regularly() -> None:
-    """Give holes in the heaps back from now on, in a thread of its own."""
+    """Return holes in the heaps to the system regularly, in a separate thread."""
     library = _glibc()
     start_bytes = memory_bytes()[1]
     if library is None or not start_bytes:

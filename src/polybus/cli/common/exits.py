@@ -61,7 +61,7 @@ def at_start(error: StorageError) -> StorageError:
 
 
 def end(*, good: bool) -> NoReturn:
-    """End a command that has said everything itself."""
+    """End a command that has printed its own messages."""
     sys.exit(DONE if good else FAILED)
 
 

@@ -18,7 +18,7 @@ QUOTED = re.compile(r"there is no topic ['\"](.*)['\"]")
 
 
 def topics_at(url: str) -> list[str]:
-    """The topics that one may read. Raises PolybusError, also if HTTP is not spoken there."""
+    """The readable topics. Raises PolybusError, also if the port does not speak HTTP."""
     return [one["name"] for one in _ask(url, "/v1/topics")["topics"]]
 
 
@@ -38,9 +38,9 @@ def _ask(url: str, path: str) -> Any:
 
 
 def expanded(topics: tuple[str, ...], url: str) -> tuple[str, ...]:
-    """Topics, with those that exist now in place of patterns such as `*` and `orders.*`.
+    """Topics, with patterns such as `*` and `orders.*` replaced by existing topics.
 
-    Raises UsageError `topic.unknown`, nothing matches.
+    Raises UsageError `topic.unknown` if nothing matches.
     """
     if not any("*" in topic for topic in topics):
         return topics

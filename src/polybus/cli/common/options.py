@@ -19,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def without_secret(context: click.Context, option: click.Parameter, url: str | None) -> str | None:
-    """The URL of an option, with a warning if it has a password for everybody to see."""
+    """The URL of an option, with a warning if it exposes a password."""
     is_argument = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
     host = (url or "").partition("://")[2].partition("/")[0]
     if is_argument and "@" in host:
@@ -89,7 +89,7 @@ def load_config(
 
 
 def only_files(config: Config, what: str) -> None:
-    """Refuse what needs the log in files. Raises UsageError `cluster.unsupported`."""
+    """Refuse a command that needs the log in files. Raises UsageError `cluster.unsupported`."""
     place = config.log if config.is_cluster else read_place(Path(config.data))
     if place is not None:
         text = f"{what} needs the messages in files, but `log` is {place}"
@@ -97,7 +97,7 @@ def only_files(config: Config, what: str) -> None:
 
 
 def files_of(config: Config, what: str) -> Path:
-    """The data folder, which has the messages. Raises UsageError as the two others."""
+    """The data folder with the messages. Raises as `existing_data` and `only_files` do."""
     only_files(config, what)
     return existing_data(config)
 

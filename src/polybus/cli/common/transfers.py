@@ -1,4 +1,4 @@
-"""Large payloads on the command line: their progress, and how long a break is waited for.
+"""Transfers of large payloads: progress, and how long to wait after an interruption.
 
 A transfer that has moved bytes is continued when its connection breaks, as long as the bus is back
 within TRIES_MAX attempts. One that never began fails at once: the address may be wrong.

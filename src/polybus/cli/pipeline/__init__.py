@@ -72,7 +72,7 @@ _url = click.option(
     callback=without_secret,
     help="The bus, if it is on another machine: http://host:port.",
 )
-# Not the token itself: everybody on the machine sees the arguments of a process.
+# Not the token itself: all users of the machine see the arguments of a process.
 _token = click.option(
     "--token-file",
     "token",
@@ -298,7 +298,7 @@ def _last_status(data: Path) -> tuple[str, dict[str, Any]]:
     if service.running(data) is not None:
         del found["time"]
     elif state == "running" or (state == "starting" and not is_alive(last.pid)):
-        state = "killed"  # it could not write how it ended
+        state = "killed"  # it could not write its final status
     return state, found
 
 

@@ -53,7 +53,7 @@ def expectation_rows(
 
 
 def is_failing(flow: Mapping[str, Any]) -> bool:
-    """Whether a flow has failed, or is tried again after an error: it is not idle."""
+    """Whether a flow has failed, or is retried after an error: it is not idle."""
     return flow.get("state") == "failed" or bool(flow.get("error"))
 
 

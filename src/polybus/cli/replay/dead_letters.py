@@ -2,7 +2,7 @@
 
 The lake table `quarantine` holds the messages with their raw bytes; of large ones (`cut`) it holds
 the beginning only, and these are left out. The table `replayed` records which were published again.
-once.py makes topic and table agree, whenever a run ends.
+once.py keeps topic and table consistent, even if a run is interrupted.
 """
 
 import time
@@ -70,7 +70,7 @@ def replay_dead_letters(
 
 
 def _counts(letters: "DeadLetters", as_json: bool) -> Counter[tuple[str, str]]:
-    """What can be published; says what cannot."""
+    """The messages that can be published; prints those that cannot."""
     counts = letters.counts()
     if letters.cut and not as_json:
         topic, _, offset = min(letters.cut)
@@ -93,7 +93,7 @@ def _print_counts(counts: Counter[tuple[str, str]], as_json: bool) -> None:
 
 
 class LetterFilter(NamedTuple):
-    """Which messages: all that is given must hold. `only` has TOPIC:EPOCH:OFFSET of some."""
+    """Which messages: all given conditions must hold. `only` has TOPIC:EPOCH:OFFSET of some."""
 
     topic: str | None = None
     reason: str | None = None
@@ -118,7 +118,7 @@ class DeadLetters:
             raise UsageError("lake.unknown", text)
         self._replayed = open_table(data, "replayed")
         self.cut: set[tuple[str, int, int]] = set()
-        """Where the messages are that cannot be published from the table."""
+        """The positions of messages that cannot be published from the table."""
 
     def counts(self) -> Counter[tuple[str, str]]:
         """The number of messages by topic and reason."""

@@ -1,4 +1,4 @@
-"""The replay of stored messages: which offsets, where they are read, and what is printed."""
+"""The replay of stored messages: the offsets, the source, and the output."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -75,7 +75,7 @@ class HistoryReplay:
             for kind, count in left_out.items():
                 if count:
                     click.echo(
-                        f"note: {kind} of {count} messages were dropped: "
+                        f"warning: {kind} of {count} messages were dropped: "
                         "the protocol does not support them"
                     )
         if not result.complete and not as_json:

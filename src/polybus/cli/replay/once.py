@@ -121,7 +121,7 @@ class OncePublisher:
     def _finish(self, part: PublishedPart) -> None:
         key = {"producer": PRODUCER, "query": part.query, "batch": part.batch}
         try:
-            # Each run takes over from the one before, whose last part is finished.
+            # Each run takes over from the previous one, whose last part is finished.
             body = {**key, "files": [part.file], "gaps": True, "take-over": True}
             self._bus.call("POST", "/v1/commits", body, patience_s=PATIENCE_S)
         except UsageError as error:
@@ -136,7 +136,7 @@ class OncePublisher:
         sync_path(self._path.parent)
 
     def _stage(self, topic: str, rows: OutgoingRows) -> str:
-        """Let the bus stage the messages; the name of the file.
+        """Stage the messages at the bus; return the name of the file.
 
         Payloads of references are staged as they are: the bus stores them as blobs again.
         """

@@ -50,12 +50,12 @@ class OutgoingRows:
         self.headers: list[MessageHeaders] = batch.column("headers").to_pylist()
 
     def reference(self, index: int) -> Reference | None:
-        """What a message refers to, if its payload is a blob."""
+        """The reference of a message, if its payload is a blob."""
         is_marked = references.marked(dict(self.headers[index] or ()))
         return references.parse(self.values[index]) if is_marked else None
 
     def inline(self, index: int, value: bytes) -> None:
-        """Put a payload in the place of its reference."""
+        """Replace a reference by its payload."""
         headers = references.without_mark(dict(self.headers[index] or ()))
         self.values[index], self.headers[index] = value, list(headers.items()) or None
 

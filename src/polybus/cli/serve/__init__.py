@@ -76,12 +76,12 @@ Examples:
 @click.option(
     "--stop-with-stdin",
     is_flag=True,
-    help="Stop at the end of standard input, and so with the process that started the bus.",
+    help="Stop at the end of standard input, and thus with the process that started the bus.",
 )
 @click.option(
     "--insecure",
     is_flag=True,
-    help="Listen beyond this machine even if everybody there can use the bus.",
+    help="Listen beyond this machine even if anyone there can use the bus.",
 )
 def serve(
     config_path: str | None,
@@ -137,7 +137,7 @@ def serve(
 def _moved(connector: Connector, ip: str | None, port: int | None) -> Connector:
     """A connector at the address and port of the options."""
     if "queue" in connector.protocols:
-        # It cannot be detected by its first bytes, so it needs a port of its own.
+        # It cannot be detected by its first bytes, so it needs its own port.
         return connector
     # UDP has no TLS, so it leaves this machine only if the config says so.
     moved = {"ip": ip if connector.protocol == "tcp" else None, "port": port}
@@ -189,7 +189,7 @@ async def _reload_at(hangup: asyncio.Event, node: Node, read_config: Callable[[]
         try:
             await _reload(node, read_config)
         except Exception:
-            # The next SIGHUP is for settings that may be better.
+            # The next SIGHUP may bring valid settings.
             logger.exception("a reload of the settings failed")
 
 

@@ -1,6 +1,6 @@
 """`polybus serve --tls-self-signed`: a certificate in the data folder, to try TLS with.
 
-Nobody vouches for it: a client trusts it by its file, after a look at its fingerprint.
+No authority vouches for it: a client trusts its file, after comparing the fingerprint.
 """
 
 import datetime
@@ -66,7 +66,7 @@ def make(config: Config) -> None:
 
 
 def show(config: Config, port: int) -> None:
-    """Say on standard error which certificate it is, and how clients trust it."""
+    """Print on standard error which certificate it is, and how clients can trust it."""
     cert = certificate_path(Path(config.data))
     digest = hashlib.sha256(ssl.PEM_cert_to_DER_cert(cert.read_text())).hexdigest().upper()
     fingerprint = ":".join(digest[at : at + 2] for at in range(0, len(digest), 2))

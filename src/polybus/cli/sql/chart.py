@@ -1,4 +1,4 @@
-"""How a result is drawn: as characters in a terminal, as SVG, or as a web page around the SVG.
+"""Draws a result: as characters in a terminal, as SVG, or as a web page with the SVG.
 
 The first column labels the points. Each numeric column after it is one series of bars, or one line
 if there are many points.

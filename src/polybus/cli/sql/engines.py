@@ -14,7 +14,7 @@ from polybus.cli.common.output import say
 from polybus.errors import PolybusError, UsageError
 
 SPARK_ROWS_MAX = 1_000_000
-"""A result of Spark is in memory as a whole."""
+"""A result of Spark is completely in memory."""
 # Syntax that Spark has and DuckDB does not. Spark's functions are looked up in PySpark.
 _SPARK_SYNTAX = re.compile(
     r"""\blateral\s+view\b | \b(distribute|cluster|sort)\s+by\b | \bleft\s+(anti|semi)\s+join\b
@@ -136,7 +136,7 @@ def _tables(data: Path) -> SqlResult:
         {"name": name, "kind": "table", "rows": open_table(data, name).rows}
         for name in table_names(data)
     ]
-    # How many rows a view has takes a query.
+    # The number of rows of a view would take a query.
     found += [{"name": name, "kind": "view", "rows": None} for name in view_names(data)]
     schema = pa.schema([("name", pa.string()), ("kind", pa.string()), ("rows", pa.int64())])
     table = pa.Table.from_pylist(found, schema)

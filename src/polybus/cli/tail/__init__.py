@@ -45,8 +45,8 @@ Examples:
     "conditions",
     multiple=True,
     metavar="CONDITION",
-    help="Only messages that fit: 'price > 10', 'order.id = 7', 'header.kind != test', "
-    "'text ~ REGEX'. May be repeated: all must fit.",
+    help="Only matching messages: 'price > 10', 'order.id = 7', 'header.kind != test', "
+    "'text ~ REGEX'. May be repeated: all must match.",
 )
 @click.option("--headers", is_flag=True, help="Print the headers too.")
 @json_option
@@ -77,7 +77,7 @@ def tail(
         notices = Notices(start, url)
 
         def show(messages: Sequence[Message]) -> int:
-            """Print those that fit; return how many."""
+            """Print matching messages; return how many."""
             fitting = [one for one in messages if all(test(one) for test in tests)]
             for message in messages:
                 notices.look(message)
@@ -97,7 +97,7 @@ def tail(
                     if left is None:
                         show(messages)
                         continue
-                    # One by one: the next ones are not to be seen.
+                    # One by one: later ones must not be read.
                     for message in messages:
                         left -= show([message])
                         if left <= 0:
@@ -108,7 +108,7 @@ def tail(
 
 
 class Notices:
-    """What is said on standard error: messages are lost, or the start was not what was asked."""
+    """Notices on standard error: messages are lost, or the start differs from the requested one."""
 
     def __init__(self, start: str, url: str) -> None:
         asked = parse_start(start)
@@ -131,7 +131,9 @@ class Notices:
             say(f"polybus: {message.topic}: messages before {place} are lost")
 
     def _epoch_of(self, message: Message) -> int | None:
-        """The epoch of a first message. Sessions send none, but a gap if it is not as asked."""
+        """The epoch of the first message. Sessions send none, but a gap if it is not the requested
+        one.
+        """
         if message.position is not None:
             return message.position.epoch
         if message.gap:

@@ -2,7 +2,7 @@
 
 The left side is `topic`, `text` (the whole value), `header.NAME`, or a path into a JSON value:
 `order.lines[0].id`. The operators are = != > >= < <= and ~ (a regular expression that is found).
-Numbers are compared with numbers; a message without the field never fits, except with !=.
+Numbers are compared with numbers; a message without the field never matches, except with !=.
 """
 
 import operator

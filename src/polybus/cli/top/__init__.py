@@ -73,9 +73,9 @@ def top(config: Config, once: bool) -> None:
 
 
 def read_figures(data: Path, view: TopView) -> TopFigures:
-    """What the bus says now, with the last messages of the topic that is open.
+    """The current figures of the bus, with the last messages of the open topic.
 
-    Raises PolybusError, no bus answers.
+    Raises PolybusError if no bus answers.
     """
     run = admin.running(data)
     if run is None:
@@ -115,7 +115,7 @@ NAMES = {
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
-    """Inside the block, a function waits for a key and returns its name, or nothing."""
+    """Inside the block, a function waits for a key and returns its name, or an empty text."""
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
     tty.setcbreak(descriptor)

@@ -1,4 +1,4 @@
-"""The picture of `polybus top`: lines made of figures and of what the user has chosen."""
+"""The screen of `polybus top`: renders figures and the user's selection."""
 
 import json
 from collections.abc import Callable
@@ -27,7 +27,7 @@ HELP = "↑↓ choose · Enter open · Esc close · s order · q end"
 
 @dataclass
 class TopFigures:
-    """What the bus said last, as its API has it."""
+    """The last figures of the bus, as in its API."""
 
     topics: list[dict[str, Any]] = field(default_factory=list)
     consumers: list[dict[str, Any]] = field(default_factory=list)
@@ -39,7 +39,7 @@ class TopFigures:
 
 @dataclass
 class TopView:
-    """What the user has chosen, and since when no bus answers, if so."""
+    """The user's selection, and since when no bus has answered."""
 
     sort: str = "in/s"
     chosen: int = 0
@@ -68,7 +68,7 @@ def sorted_topics(figures: TopFigures, view: TopView) -> list[dict[str, Any]]:
 
 
 def frame(figures: TopFigures, view: TopView, lines_max: int) -> list[Text]:
-    """The picture, in at most `lines_max` lines."""
+    """The screen, in at most `lines_max` lines."""
     head = _head(figures, view)
     room = max(lines_max - len(head) - 1, 1)
     body = _open_topic(figures, view) if view.opened else _topics(figures, view, room)
@@ -171,7 +171,7 @@ def _time(text: object) -> str:
 def _topics(figures: TopFigures, view: TopView, lines_max: int) -> list[Text]:
     topics = sorted_topics(figures, view)
     below = [*_consumers(figures), *_events(figures)]
-    # Beside the heading, and the line that counts the others.
+    # Excluding the heading, and the line that counts the others.
     room = max(lines_max - len(below) - 2, 1)
     view.chosen = min(view.chosen, max(0, len(topics) - 1))
     first = max(0, view.chosen - room + 1)

@@ -71,8 +71,8 @@ topics.add_command(infer)
 def list_topics(config: Config, system: bool, as_json: bool) -> None:
     """List all topics: what they hold, their traffic, their age and the largest lag.
 
-    The size is what is stored: exact for history, estimated for newer messages, without blobs.
-    --json has the epochs and offsets, and what was counted since the bus started.
+    The size is that on disk: exact for history, estimated for newer messages, without blobs.
+    --json has the epochs and offsets, and the counters since the bus started.
     """
 
     def list_offline(log: Log) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def delete(config: Config, name: str, yes: bool, as_json: bool) -> None:
         log.delete_topic(topic)
 
     if not yes:
-        # Ask for confirmation only of what can be done.
+        # Ask for confirmation only if it can be done.
         _ask(config, lambda log: log.bounds(topic), "GET", _path(topic))
         click.confirm(f"Delete {name} and all its messages?", abort=True)
     _ask(config, delete_offline, "DELETE", _path(topic))
@@ -225,7 +225,7 @@ def _path(topic: str) -> str:
 def _ask(
     config: Config, offline: Callable[[Log], Any], method: str, path: str, body: Any = None
 ) -> Any:
-    """Let the running bus do it; without one, do it in the files, locked meanwhile."""
+    """Use the running bus or, if there is none, its files under the lock."""
     data = existing_data(config)
     run = admin.running(data)
     if run is not None:

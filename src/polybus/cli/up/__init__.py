@@ -119,7 +119,7 @@ def up(
 
 @dataclass(kw_only=True)
 class Up:
-    """One run, from the first process to the last; its fields are what the command line asked."""
+    """One run, from the first process to the last; its fields are the command line's options."""
 
     config: Config
     config_file: Path
@@ -298,12 +298,12 @@ class Up:
             self.screen.say(f"pipeline: {flow}{text}")
 
     def _write_errors(self) -> None:
-        """Let the bus show what the driver has written to standard error. May block."""
+        """Store the driver's standard error for the bus to show. May block."""
         if self._driver is None:
             return
         errors = self._driver.pid, list(self._driver.error_lines)
         if errors != self._errors_written and errors[1]:
-            # The disk may be full, which others report.
+            # The disk may be full, which other parts report.
             with contextlib.suppress(OSError):
                 write_errors(Path(self.config.data), *errors)
                 self._errors_written = errors
@@ -325,7 +325,7 @@ class Up:
 
 
 def _flows_of_another(data: Path) -> list[dict[str, Any]]:
-    """The flows of the driver that somebody else, mostly the bus, has started."""
+    """The flows of a driver that another process, usually the bus, has started."""
     from polybus.spark.pipelines.running import service
 
     found = service.running(data)

@@ -1,8 +1,8 @@
 """The child processes of `polybus up`: how they start, restart and end.
 
-The standard input of a child is a pipe from us, and a child stops when that closes: so it ends with
-us even if we are killed. Each child is in a process group of its own: Ctrl-C in the terminal
-reaches only us, and we end the children in the right order.
+The standard input of a child is a pipe from this process, and a child stops when it closes: so it
+ends with this process even if that is killed. Each child is in a process group of its own: Ctrl-C
+in the terminal reaches only us, and we end the children in the right order.
 """
 
 import asyncio
@@ -29,9 +29,9 @@ STOPPED = "stopped; Start on the page Pipelines of the console starts it again"
 class Child:
     """One child process, restarted with exponential back-off if it ends by itself.
 
-    `ready` is set by the caller when the child has reported that it is, and stays set. With
-    `stays_stopped`, exit 0 means that somebody else has asked the child to stop, and it is not
-    started again: `stopped` is set then.
+    The caller sets `ready` when the child has reported it, and it stays set. With `stays_stopped`,
+    exit 0 means that another process has asked the child to stop, and it is not started again: then
+    `stopped` is set.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Of the process, or of the last one; 0: there was none yet."""
+        """The id of the process, or of the last one; 0 before the first."""
         return 0 if self._process is None else self._process.pid
 
     async def run(self) -> None:
@@ -107,7 +107,7 @@ class Child:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     async def _run_once(self) -> None:
-        # Without settings in the environment: they are in the config file of the bus already.
+        # Without settings in the environment: the config file of the bus has them.
         environment = {
             name: value
             for name, value in os.environ.items()

@@ -1,7 +1,7 @@
 """What `polybus up` shows: figures of the bus, the pipeline and the tables, and commands to try.
 
 On a terminal they are live, elsewhere plain lines. The live part never has more lines than the
-terminal: alerts come first, and what has no room is counted.
+terminal: alerts come first, and lines without room are counted.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from polybus.cli.up.figures import Figures, is_running
 from polybus.config import PORT, Config
 
 PLAIN_INTERVAL_S = 5.0
-# Not worth a line: the next step follows within a second.
+# Not shown: the next step follows within a second.
 STARTING = "starting"
 ALERTS_SHOWN = 3
 FLOWS_SHOWN = 6
@@ -97,7 +97,7 @@ class LiveDisplay(PlainDisplay):
         lines = []
         for name, (text, done) in self._live_steps.items():
             mark, style = ("✓", "green") if done else (spinner, "yellow")
-            # A number that counts says that it is alive.
+            # A counting number shows that it is alive.
             elapsed = "" if done else f" ({time.monotonic() - self._began_s[name]:.0f} s)"
             lines.append(Text(f"{mark} {name}: {text}{elapsed}", style=style))
         if self._figures is not None:

@@ -60,14 +60,14 @@ class Figures:
 
     @property
     def lag(self) -> int | None:
-        """Messages that flows have still to read; None while that is not known."""
+        """Messages that flows have yet to read; None while that is unknown."""
         lags = [flow["lag"] for flow in self.flows if flow.get("lag") is not None]
         is_early = any(flow.get("state") == "starting" for flow in self.flows)
         return None if not lags or is_early else sum(lags)
 
     @property
     def has_new_rows(self) -> bool:
-        """Whether a table has rows that it did not have at the first look."""
+        """Whether a table has rows that it did not have at the first update."""
         before = self._rows_before or {}
         return any(rows > before.get(name, 0) for name, rows in self.tables.items())
 
@@ -128,7 +128,7 @@ class Figures:
 
 
 def alert_text(value: bytes) -> str:
-    """Any alert as one printable line."""
+    """An alert as one printable line."""
     try:
         alert = json.loads(value)
     except ValueError:

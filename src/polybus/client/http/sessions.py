@@ -125,7 +125,7 @@ class SessionStream:
     Attributes:
         key: the session's key, once it is open.
         owns_session: whether the session ends with the stream.
-        poll_interval_s: the time between short polls while there is nothing.
+        poll_interval_s: the time between short polls while there are no packs.
     """
 
     def __init__(

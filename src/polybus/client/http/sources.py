@@ -189,7 +189,7 @@ class PollSource:
     """
 
     def __init__(self, options: ClientOptions, key: str, *, interval_s: float | None) -> None:
-        """With `interval_s`, use short polls, at this interval while there is nothing."""
+        """With `interval_s`, use short polls, at this interval while there are no packs."""
         self._http = HttpConnection(options)
         self._options = options
         self._key = quote(key, safe="")

@@ -67,7 +67,7 @@ SCHEMES["token"] = {"type": "http", "scheme": "bearer"}
 
 
 def encoded_slashes(app: ASGIApp) -> ASGIApp:
-    """Lets a name in a path contain a slash, written `%2F`, which then does not separate.
+    """Allows a slash in a name in a path, as `%2F`, which is not a separator.
 
     Such a path is routed undecoded, and `Call.path` decodes the names found in it.
     """
@@ -82,7 +82,7 @@ def encoded_slashes(app: ASGIApp) -> ASGIApp:
 
 
 def polls_first(answer_poll: Endpoint, app: ASGIApp) -> ASGIApp:
-    """Answers polls without the application's layers: a thousand may be answered at once."""
+    """Answers polls without the middleware of the application, because many may come at once."""
 
     async def routed(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] not in PATHS or scope["method"] not in METHODS:
@@ -139,7 +139,7 @@ def _other_routes(state: HttpState, polls: Polls) -> Sequence[Route]:
         *(_route(path, msgstream) for path in PATHS),
         Route("/openapi.json", openapi),
         Route("/asyncapi.json", asyncapi),
-        # Whatever looks like a path is not an id, and is answered as any other.
+        # A path is not an id; answer as for any other unknown blob.
         Route("/v1/blobs/{path:path}", no_blob),
         *console_files.routes(),
     ]

@@ -1,4 +1,4 @@
-"""/asyncapi.json: what flows on the protocols other than HTTP's calls, as an AsyncAPI 3 document.
+"""/asyncapi.json: the messages of all protocols except HTTP calls, as an AsyncAPI 3 document.
 
 Generated from the settings: the connectors are its servers, their protocols its channels.
 """

@@ -97,7 +97,7 @@ STATUSES = {
     "http.method": 405,
     "http.content-type": 415,
 }
-# Not the bus's own errors and not a program's mistakes, but an operator should see them.
+# Neither bugs of the bus nor mistakes of a program, but an operator should see them.
 NOTED = ("auth.failed", "auth.busy")
 
 
@@ -118,7 +118,7 @@ class Operation:
             one in it, what the token must allow for some topic.
         body: the type of a body that `run` decodes itself; `media` are its content types.
         produces: the content type of its answers, and of a 503 that it declares.
-        headers: what the headers of its answers that are worth a word say.
+        headers: descriptions of special headers of its answers.
         action: what `$audit` calls the change that it makes; empty if it makes none. `run` says
             what was changed with `Call.changes`.
     """
@@ -149,12 +149,12 @@ class Operation:
 
 @functools.cache
 def _hints_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """Python compiles annotations whenever it is asked, and each bus that starts asks."""
+    """Cached, because Python compiles annotations at each call, at each start of a bus."""
     return get_type_hints(function, include_extras=True)
 
 
 class Viewer:
-    """Somebody who looks at the bus: `access` is what they may do."""
+    """A user of the API; `access` has their permissions."""
 
     def __init__(self, state: HttpState, access: AccountAccess) -> None:
         self.state = state
@@ -192,28 +192,28 @@ class Viewer:
         return self.sees_bus or self.access.mine(name) is not None or self.access.may_read(name)
 
     def check_manages(self, topics: Collection[str], what: str) -> None:
-        """Raises UsageError `auth.denied`, a token may not end or move what uses these topics."""
+        """Raises UsageError `auth.denied` if a token may not end or move what uses these topics."""
         if not self.access.may_manage(topics):
             raise denied(f"the token may not change {what} that use other topics than its own")
 
     def mask_of(self, topic: str) -> TopicMask | None:
-        """What is hidden from them of a topic of this full name."""
+        """The mask that applies to them for a topic of this full name."""
         return None if self.is_admin else self.state.masks.of(topic)
 
     def hides_values(self, topic: str) -> bool:
-        """Whether something of the values of a topic is hidden from them."""
+        """Whether any part of a topic's values is hidden from them."""
         mask = self.mask_of(topic)
         return mask is not None and mask.hides_values
 
     def topic_named(self, shown: str, right: Right = "subscribe") -> str:
-        """The full name of a topic by their name for it; they have this right to it.
+        """The full name of a topic by their name for it; checks that they have this right to it.
 
         Raises UsageError `topic.unknown`, whatever is wrong with it; `auth.denied` or
         `topic.reserved` if they may read it, and so know that it exists.
         """
         shown = shown.lower()
         name = self.access.full(shown)
-        # First, whether it exists or not: both take the same time.
+        # First, whether or not it exists: both take the same time.
         rights = self.access.rights(name)
         exists = self.state.bus.has_topic(name)
         if right in rights and exists:
@@ -227,7 +227,7 @@ class Viewer:
 
 
 class Call(Viewer):
-    """One request to an operation, by somebody who is known once `log_in` returns."""
+    """One request to an operation; the caller is known once `log_in` returns."""
 
     def __init__(self, state: HttpState, request: Request) -> None:
         super().__init__(state, state.accounts.nobody)
@@ -261,7 +261,7 @@ class Call(Viewer):
         return session
 
     async def named(self, wanted: Collection[str], right: Right | None) -> dict[str, Any]:
-        """What the path names, of what an operation wants. Raises as `topic` and `session`."""
+        """The objects in the path that an operation takes. Raises as `topic` and `session` do."""
         given: dict[str, Any] = {}
         token = self.access.token
         if "topic" in wanted:
@@ -283,7 +283,7 @@ class Call(Viewer):
         return int(text) if text.isdecimal() else 0
 
     def changes(self, target: str, detail: dict[str, Any] | None = None) -> None:
-        """Say what was changed, by its full name, for `$audit`; never a secret."""
+        """Set the full name of the changed object for `$audit`; never a secret."""
         named = {name.replace("_", "-"): value for name, value in (detail or {}).items()}
         self._changed = target, named
 
@@ -293,7 +293,7 @@ class Call(Viewer):
         return self.access.account, self.client
 
     def pace(self, operation: Operation) -> AbstractAsyncContextManager[None]:
-        """Changes of named accounts wait for each other."""
+        """Limit the pace of changes by named accounts."""
         account = self.access.account
         if not operation.action or self.is_admin or account == names.ACCOUNT:
             return nullcontext()
@@ -306,7 +306,7 @@ class Call(Viewer):
             await self.state.audit.record(self.who, action, target, detail)
 
     async def log_in(self, asks: str) -> None:
-        """Find out who calls. Raises UsageError `auth.…`; nothing of the body has been read."""
+        """Authenticate the caller. Raises UsageError `auth.…`; the body has not been read."""
         if asks == "nothing":
             return
         self.access = await access_of(self.state, self.request)
@@ -410,7 +410,7 @@ def performer(state: HttpState, operation: Operation) -> Callable[[Request], Awa
             answer = await operation.run(call, **given)
         await call.record(operation.action)
         if call.access.is_ended and operation.method == "GET":
-            # It may have waited for what the caller may not read any more.
+            # It may have waited while the caller lost the permission to read.
             raise UsageError("auth.ended", "your account, password or token is no longer valid")
         if isinstance(answer, Response):
             return answer

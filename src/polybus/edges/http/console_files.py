@@ -2,8 +2,9 @@
 
 They are served below a path that names the digest of all of them: a new version has new addresses,
 so that a browser keeps a file forever and never mixes two versions. The page itself, which names
-the digest, is asked for each time. Every path of one word is that page too: the script shows what
-the word says. The files hold nothing of the bus and need no login: the data comes from the API.
+the digest, is requested each time. Every path of one word is that page too: the script shows the
+view with that name. The files have no data of the bus and need no login: the data comes from the
+API.
 """
 
 import asyncio
@@ -57,7 +58,7 @@ def _folder() -> Traversable:
 
 @functools.cache
 def _all_files() -> dict[str, Traversable]:
-    """By path: exactly these exist, so that no path of a request leads anywhere else."""
+    """By path: only these files are served, so that no request path can reach another file."""
     found: dict[str, Traversable] = {}
     folders = [("", _folder())]
     while folders:
@@ -72,7 +73,7 @@ def _all_files() -> dict[str, Traversable]:
 
 @functools.cache
 def digest() -> str:
-    """Of all files, their names included."""
+    """The digest of all files, including their names."""
     hashed = hashlib.sha256()
     for name, file in sorted(_all_files().items()):
         hashed.update(name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())

@@ -1,4 +1,4 @@
-"""Answers that are sent a piece at a time, and end with their client."""
+"""Answers that are sent a piece at a time, and end when the client disconnects."""
 
 import asyncio
 
@@ -7,10 +7,10 @@ from starlette.types import Receive, Scope, Send
 
 
 class DownloadResponse(StreamingResponse):
-    """As Starlette's, but leaves no cycle behind when the client disconnects.
+    """Like Starlette's, but without a reference cycle when the client disconnects.
 
-    The task group of Starlette's keeps the error of its cancelled task in a frame which the error's
-    traceback has, and with it the connection, until the collector looks for cycles.
+    Starlette's task group keeps the error of its cancelled task in a frame that the error's
+    traceback refers to, and with it the connection, until the garbage collector runs.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -42,7 +42,7 @@ from polybus.services.accounts.access import AccountAccess
 DRAIN_S = 3.0
 PIPELINE_MAX = 100
 JOINED_BYTES_MAX = 64 << 10
-"""Up to this size a body is copied behind its head."""
+"""Up to this size a body is copied after its head."""
 HEAD_TOO_LARGE = "the headers are too large (head-bytes-max)"
 READING_GATE = "http"
 HTTP_VERSIONS = ("1.0", "1.1")
@@ -55,9 +55,9 @@ class ParserStopped(Exception):
 
 
 class BodyUse:
-    """What the application does with the body of a request.
+    """How the application uses the body of a request.
 
-    It sets `is_streamed` if it hands the bytes on as they arrive, and keeps none of them.
+    It sets `is_streamed` if it passes the bytes on as they arrive, and keeps none of them.
     """
 
     __slots__ = ("is_streamed",)
@@ -67,7 +67,7 @@ class BodyUse:
 
 
 class HttpProtocol(HttpToolsProtocol, Upper):
-    """One connection's requests. A request that breaks a limit is answered, then closed."""
+    """One connection's requests. A request that exceeds a limit is answered, then closed."""
 
     # Beyond 30 attributes an object has a table of its own for their names, of 1.5 KiB.
     __slots__ = (
@@ -207,7 +207,7 @@ class HttpProtocol(HttpToolsProtocol, Upper):
 
     def data_received(self, data: bytes) -> None:
         if self._in_head and self._head_bytes + len(data) > 2 * self._head_bytes_max:
-            # The parser reports nothing of a head that does not end.
+            # The parser does not report an unfinished head.
             if len(self.url) > self._head_bytes_max // 2:
                 self.refuse(414, "http.url-too-long", "the URL is too long (head-bytes-max)")
             else:
@@ -291,7 +291,7 @@ class HttpOutbox(Outbox):
 
 
 class HttpCodec:
-    """Hands bytes to what is above it, uvicorn's protocol or a WebSocket; it returns no events."""
+    """Passes bytes to the layer above, uvicorn's protocol or a WebSocket; it returns no events."""
 
     backlog = False
     is_held = False
@@ -323,7 +323,7 @@ class HttpTranslator(Translator):
         self.connection = connection
         self.codec = HttpCodec(upper)
         self._lost = False
-        # For which account the connection counts: that of its last request.
+        # The account that the connection counts for: that of its last request.
         self._counted = self.access
         # The head of an answer, until its body comes or the turn ends.
         self._head = b""
@@ -335,11 +335,11 @@ class HttpTranslator(Translator):
 
     @property
     def is_known(self) -> bool:
-        """Each request says by itself who sends it."""
+        """True: each request authenticates its sender."""
         return True
 
     def enter_by_certificate(self) -> None:
-        """Each request looks at the certificate by itself."""
+        """Ignored: each request checks the certificate."""
 
     def count_for(self, access: AccountAccess) -> None:
         """Count the connection for the account of a request. Raises UsageError as `enter`."""
@@ -430,7 +430,7 @@ class HttpTranslator(Translator):
         upper.let_go()
         self.connection.hand_reads_to(protocol)
         if self._lost:
-            # It closed the connection, as it refused the handshake, while another was above.
+            # It refused the handshake and closed the connection while another layer was above.
             protocol.connection_lost(None)
         elif self.outbox.paused:
             protocol.pause_writing()
@@ -477,7 +477,7 @@ class HttpEdge:
         self._pings = self._state.loop.call_later(interval_s, self._ping_all)
 
     async def stop(self) -> None:
-        """Release clients as msgstream says; finish answers that have begun."""
+        """Release clients as msgstream specifies; finish begun answers."""
         state = self._state
         state.stopping = True
         if self._pings is not None:

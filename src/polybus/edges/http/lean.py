@@ -1,7 +1,7 @@
-"""Two parts of uvicorn's protocol in a smaller form.
+"""Smaller substitutes for two parts of uvicorn's protocol.
 
-uvicorn gives every connection two deques, of which an empty one has 760 bytes, for what hardly any
-connection has: requests that wait for the answer of another, and writers that wait for the peer.
+uvicorn gives every connection two deques, of 760 bytes each when empty, for rare cases: requests
+that wait for the answer of another, and writers that wait for the peer.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ _WRITABLE.set()
 
 
 class ShortPipeline(list[Any]):
-    """Requests that wait: few enough for a list (PIPELINE_MAX)."""
+    """Waiting requests: few enough for a list (PIPELINE_MAX)."""
 
     __slots__ = ()
 
@@ -23,7 +23,7 @@ class ShortPipeline(list[Any]):
 
 
 class LeanFlow(FlowControl):
-    """Has an event of its own only while the peer does not read."""
+    """Creates an event only while the peer does not read."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__(transport)

@@ -2,8 +2,8 @@
 
 In this order: the administrator's socket; the administrator's token or an account's (`Bearer`); an
 account's name and password (`Basic`); without such a header, the certificate of the connection, or
-nothing, if `accounts.default` lets the peer's address in. A valid token is found at once; whatever
-is wrong is answered late (services/accounts/throttle.py).
+nothing, if `accounts.default` admits the peer's address. A valid token is accepted at once;
+failures are answered with a delay (services/accounts/throttle.py).
 """
 
 from base64 import b64decode
@@ -17,11 +17,11 @@ from polybus.services.accounts.access import AccountAccess
 from polybus.services.accounts.accounts import FAILED, NEEDED
 
 CHALLENGE = 'Basic realm="polybus", Bearer'
-"""What a 401 offers in its header WWW-Authenticate."""
+"""The value of the header WWW-Authenticate in a 401."""
 
 
 class Caller(NamedTuple):
-    """What a connection says of its peer."""
+    """The information of a connection about its peer."""
 
     is_admin: bool
     ip: str
@@ -29,14 +29,14 @@ class Caller(NamedTuple):
 
 
 async def access_of(state: HttpState, request: Request) -> AccountAccess:
-    """What the sender of a request may do. Raises UsageError `auth.needed`, `.failed`, `.busy`."""
+    """The access of a request's sender. Raises UsageError `auth.needed`, `.failed`, `.busy`."""
     about = request.state
     caller = Caller(about.is_admin, about.ip, about.certificate_name)
     return await access_by(state, caller, request.headers.get("authorization"))
 
 
 async def access_by(state: HttpState, caller: Caller, header: str | None) -> AccountAccess:
-    """What a peer with this Authorization header may do. Raises as `access_of`."""
+    """The access of a peer with this Authorization header. Raises as `access_of` does."""
     accounts, address = state.accounts, caller.ip
     if caller.is_admin:
         return accounts.admin
@@ -59,7 +59,7 @@ async def access_by(state: HttpState, caller: Caller, header: str | None) -> Acc
 def is_trusted(state: HttpState, request: Request) -> bool:
     """Whether the sender is an administrator or, without a login, the default account.
 
-    For what strangers may ask too, but get a shorter answer.
+    For requests that everyone may send, but that give strangers a shorter answer.
     """
     if is_administrator(state, request):
         return True
@@ -78,6 +78,6 @@ def _basic(scheme: str, credentials: str) -> tuple[str, str]:
     except ValueError:
         colon = ""
     if scheme.lower() != "basic" or not colon:
-        # Without its cause, which would show what was sent.
+        # Without its cause, which would show the credentials.
         raise UsageError("auth.failed", FAILED)
     return user, password

@@ -3,14 +3,14 @@
 Any web page can make the browser of its visitor send requests to a bus on the visitor's machine.
 
 DNS rebinding: the name evil.example resolves to the attacker's server first, and to 127.0.0.1 a
-moment later. To the browser both are one origin, so that a page of it may read and write all of a
-bus that listens on loopback only. But its requests still say `Host: evil.example`. So only names
-that are known to be ours are answered.
+moment later. For the browser both are one origin, so a page of it could read and write everything
+on a bus that listens on loopback only. But its requests still say `Host: evil.example`. So the bus
+answers only to its own known names.
 
-Forged requests: some requests a page may send anywhere, such as a form, or text/plain, and only
-their answers are kept from it; on a WebSocket it may even read. The browser says where the page
-comes from, in Origin and Sec-Fetch-Site. So what changes something must come from a page of this
-bus, from one of `http.cors-origins`, or from a program, which sends neither header.
+Forged requests: a page may send some requests anywhere, such as a form, or text/plain, and only
+cannot read their answers; on a WebSocket it can even read. The browser says where the page comes
+from, in Origin and Sec-Fetch-Site. So what changes something must come from a page of this bus,
+from one of `http.cors-origins`, or from a program, which sends neither header.
 """
 
 import re
@@ -34,7 +34,7 @@ _ECHO_CHARS_MAX = 40
 
 
 class RequestHead(NamedTuple):
-    """What is checked of a request; `host` is None if the request has no such header (HTTP/1.0)."""
+    """The checked parts of a request; `host` is None if the header is missing (HTTP/1.0)."""
 
     method: bytes
     url: bytes
@@ -55,14 +55,14 @@ class OriginCheck:
     """The names and origins of one bus.
 
     Attributes:
-        answer_headers: what every answer tells a browser.
+        answer_headers: the headers for browsers in every answer.
     """
 
     def __init__(self, config: Config) -> None:
         bound = [connector.ip for connector in config.connectors]
         self._names = {_canonical(name) for name in (*LOOPBACK, *bound, *config.http.hosts)}
         self._origins = {origin.encode() for origin in config.http.cors_origins}
-        # Host headers that were accepted, as they came: most clients repeat one.
+        # Accepted Host headers, verbatim: most clients repeat one.
         self._hosts: set[bytes | None] = {None}
         # Other pages may not even load an answer as a script or image. CORS is not concerned.
         policy = "cross-origin" if b"*" in self._origins else "same-origin"
@@ -72,7 +72,7 @@ class OriginCheck:
         )
 
     def refusal(self, head: RequestHead) -> OriginRefusal | None:
-        """Why the request is not let in, if it is not."""
+        """Why the request is refused; None if it is allowed."""
         if head.host not in self._hosts and not self._is_ours(head.host or b"", head.local_ip):
             return _wrong_host(head.host or b"")
         said = [pair for pair in head.headers if pair[0] in SAID_BY_BROWSERS]
@@ -85,7 +85,7 @@ class OriginCheck:
         if found is None:
             return False
         name = _canonical(found[1])
-        # A bus that listens on all addresses knows which of them the client has used.
+        # A bus that listens on all addresses knows which one the client has used.
         if name not in self._names and name != _canonical(local_ip.partition("%")[0]):
             return False
         if len(self._hosts) < HOSTS_CACHED_MAX:

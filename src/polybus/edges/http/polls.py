@@ -36,7 +36,7 @@ class Poll:
         self.session_ended = False
 
     async def hang(self, deadline_s: float) -> Packs | None:
-        """The packs when there are some; None if something must be read first, empty if over."""
+        """Wait for packs; None if they must be read from disk first, empty if the wait is over."""
         packs = self._collect_now()
         if packs or packs is None:
             return packs

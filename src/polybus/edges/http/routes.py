@@ -75,7 +75,7 @@ CHANNELS = {
     "pipeline": LiveChannel(pipelines.live, 1.0, only_changes=True),
     "replay": LiveChannel(letters.live_replay, 0.5, only_changes=True),
 }
-"""What `/v1/live` has, beside the tails of topics."""
+"""The channels of `/v1/live`, besides the tails of topics."""
 
 ACTIONS = {
     ("POST", TOPICS): "topic-create",
@@ -139,16 +139,14 @@ _ALL = (
         queries.export,
         fails=[400, 404, 429],
         produces=OCTETS,
-        headers={
-            queries.TRUNCATED: "`true` if the file ends at a limit, and more matches, or may."
-        },
+        headers={queries.TRUNCATED: "`true` if the file ends at a limit and more may match."},
     ),
     Operation(
         "POST",
         "/v1/sql",
         queries.run_sql,
         fails=[400, 403, 409, 413, 429],
-        headers={queries.TRUNCATED: "Of a file: `true` if rows are missing, because of a limit."},
+        headers={queries.TRUNCATED: "For a file: `true` if rows are missing because of a limit."},
     ),
     Operation("GET", "/v1/sql/names", queries.names, fails=[429]),
     Operation("DELETE", "/v1/sql/{id}", queries.stop_sql, status=204, fails=[404]),

@@ -1,5 +1,5 @@
 # cython: annotation_typing=False
-"""A WebSocket's packs and their confirmations, past the `websockets` library.
+"""The packs and confirmations of a WebSocket, bypassing the `websockets` library.
 
 Outgoing packs are framed here, so that a thousand sessions that get the same pack under the same
 number share one buffer. Incoming confirmations are short text frames, and are read here too.
@@ -102,7 +102,7 @@ class PackSender(Taker):
         self._between_frames = False
 
     def wake(self) -> None:
-        """Send the packs that this connection has not got yet."""
+        """Send the packs that this connection has not received yet."""
         session = self._session
         if session is None or self._outbox is None or self._paused:
             return
@@ -141,7 +141,7 @@ class PackSender(Taker):
                 self.wake()
 
     def take(self, data: Buffer, start: int, stop: int) -> bool:
-        """Take a read that is confirmations and nothing else; False if it is not."""
+        """Take a read that contains only confirmations; False for any other."""
         session = self._session
         if session is None or not self._between_frames or not isinstance(data, bytes):
             return False
@@ -172,7 +172,7 @@ def text_frame(text: bytes) -> bytes:
 
 
 def confirmed_ids(data: bytes, start: int, stop: int) -> list[int] | None:
-    """The ids in short text frames; None if there is anything else in them, or beside them."""
+    """The ids in short text frames; None if the data contains anything else."""
     ids: list[int] = []
     while start < stop:
         if stop - start <= HEAD_BYTES or data[start] != TEXT:

@@ -1,4 +1,4 @@
-"""What every HTTP request of one bus may use."""
+"""The context of all HTTP requests of one bus."""
 
 import asyncio
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from polybus.wire.msgstream import PROTOCOL as MSGSTREAM
 
 
 class OpenWebSocket(Protocol):
-    """A WebSocket, as the set of all of them knows it."""
+    """A WebSocket in the set of all open ones."""
 
     def ping(self) -> None: ...
 
@@ -35,20 +35,20 @@ class OpenWebSocket(Protocol):
 
 
 class Connections(NamedTuple):
-    """How many TCP connections are open, and all peers whose protocol is known."""
+    """The number of open TCP connections, and all peers whose protocol is known."""
 
     count_open: Callable[[], int]
     members: Callable[[], list[Member]]
 
 
 class HttpState:
-    """The bus and its services, and what the requests under way share.
+    """The bus and its services, and the state that pending requests share.
 
     Attributes:
         count_connections, members: see Connections.
         waiters: reads that wait for a topic to grow.
         polls_hanging: long polls that wait.
-        figures: what the bus does each second.
+        figures: the figures of the bus.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class HttpState:
         return self.context.durability.error or self.state_db.error
 
     def delivered(self, topic: Topic) -> dict[str, Traffic]:
-        """What was delivered of a topic since the bus started, by protocol."""
+        """The delivered traffic of a topic since the bus started, by protocol."""
         topic.settle()
         delivered = {**topic.delivered}
         # A feed is one subscriber for all its sessions: their deliveries are counted separately.

@@ -5,7 +5,7 @@ binary frame ends the connection.
 
 The library handles the handshake, control frames, fragments and errors. Packs and short
 confirmations bypass it (sending), the latter only between two frames. The library does not report
-that, so `ends_between_frames` tracks it.
+frame boundaries, so `ends_between_frames` tracks them.
 """
 
 from http import HTTPStatus
@@ -116,8 +116,9 @@ class WebSocketPeer(PackSender, WebSocketUpper):
             return
         self._session = session
         self._state.inboxes.attach(session, self)
-        # In the next turn: until uvicorn has put this above the connection, nobody notifies it that
-        # the peer does not read, and it would send the whole backlog. The answer is out then, too.
+        # In the next turn: until uvicorn has put this above the connection, it is not notified if
+        # the peer does not read, and would send the whole backlog. The handshake is sent by then,
+        # too.
         self._state.loop.call_soon(self._start)
 
     def _start(self) -> None:
@@ -161,7 +162,7 @@ class WebSocketPeer(PackSender, WebSocketUpper):
         self._collecting = self._state.loop.create_task(self._collect(session))
 
     async def _collect(self, session: Session) -> None:
-        """`wake`, when something must be read or saved first, or there is no room yet."""
+        """As `wake`, if something must be read or saved first, or there is no room yet."""
         await self._memory.uncrowded()
         try:
             packs = await self._state.inboxes.collect(session, self._sent_to)
@@ -176,8 +177,8 @@ class WebSocketPeer(PackSender, WebSocketUpper):
     def replaced(self) -> None:
         self._session = None
         if self._paused:
-            # What waits here goes to the newer connection too. A client that connects again and
-            # again without reading would fill our memory.
+            # The newer connection gets the waiting packs too. A client that reconnects repeatedly
+            # without reading would fill our memory.
             self._leave()
             self._transport.abort()
         else:

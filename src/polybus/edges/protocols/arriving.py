@@ -1,8 +1,8 @@
 """A large payload on its way from a peer to a blob, and the message that follows it.
 
-The peer is not read from while a piece of it waits for the disk, so that the payload is never in
-memory. What the peer has sent behind it waits until its message is published: messages of a
-connection keep their order.
+The peer is not read from while a piece waits for the disk, so that the payload is never in memory.
+Data that the peer sends after it waits until its message is published, so messages of a connection
+keep their order.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ DECODE_BYTES = 192 << 10
 
 
 class ArrivingPeer(Holdable, Protocol):
-    """Who sends a large payload."""
+    """The sender of a large payload."""
 
     def progressed(self, size: int) -> None: ...
 
@@ -62,7 +62,7 @@ class LargeReceiver(Protocol):
 
 
 class Arriving:
-    """One large payload of a translator's peer; the translator hands it all events meanwhile."""
+    """One large payload of a translator's peer; meanwhile it gets all events of the translator."""
 
     def __init__(self, translator: LargeReceiver, begin: LargeBegin) -> None:
         self._translator = translator
@@ -74,7 +74,7 @@ class Arriving:
         self._error: PolybusError | None = None
         access = translator.access
         try:
-            # Of an unknown name it is refused at the end, when the peer can understand that.
+            # For an unknown topic it is refused at the end, when the peer can parse the error.
             topic = access.full(begin.topic) if begin.topic else ""
             if topic and (access.topics is None or topic not in access.topics):
                 raise unknown_topic(begin.topic)
@@ -85,7 +85,7 @@ class Arriving:
 
     @property
     def has_ended(self) -> bool:
-        """Whether all bytes are there: only the disk is waited for."""
+        """Whether all bytes have arrived: it only waits for the disk."""
         return self._end is not None
 
     def take(self, event: Any) -> None:
@@ -109,7 +109,7 @@ class Arriving:
         self._more.set()
 
     def cancel(self) -> None:
-        """The peer is gone. What has arrived as a whole is published nevertheless."""
+        """The peer is gone. A complete payload is published nevertheless."""
         if self._end is None:
             self._task.cancel()
 
@@ -147,7 +147,7 @@ class Arriving:
             await self._upload.write(piece)
         except PolybusError as error:
             self._error = error.bare()
-            # At once: the peer may take long to end what is not kept.
+            # At once: the peer may take long to end a payload that is discarded.
             self._upload.discard()
             self._upload = None
 
@@ -167,7 +167,7 @@ class Arriving:
             if end.encoding:
                 self._upload = await self._decoded(self._upload, topics[0])
             if self._upload.size <= translator.limits.inline_bytes_max:
-                # It was large only as it was written.
+                # It was large only in its encoded form.
                 await self._publish_small(self._upload, end)
                 return
             kind = TEXT if end.is_text and not end.encoding else OCTETS
@@ -182,7 +182,7 @@ class Arriving:
     async def _publish_parts(self, upload: IncomingBlob, end: LargeEnd, topic: str) -> None:
         """Publish the messages of a sequence, small ones in batches. Raises PolybusError."""
         await upload.finish()
-        # Its parts count as they are copied, and it goes.
+        # Its parts are counted as they are copied, and it is discarded.
         upload.uncount()
         reader = await asyncio.to_thread(BlobReader, upload.writer.folder)
         spans, headers = end.spans or (), list(end.part_headers or ())
@@ -216,7 +216,7 @@ class Arriving:
         upload.discard()
 
     async def _copied(self, reader: BlobReader, start: int, stop: int, topic: str) -> Kept:
-        """A blob of a part of what has arrived."""
+        """A blob of a part of the received bytes."""
         blobs = self._translator.edge.blobs
         part = blobs.upload(self._translator.access, topic)
         try:

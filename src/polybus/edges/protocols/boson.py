@@ -1,4 +1,4 @@
-"""Both Boson protocols on the bus.
+"""The translators of both Boson protocols.
 
                   frames             properties
 publish           a topic            topic, content

@@ -149,7 +149,9 @@ class GomsTranslator(Translator):
         return [Position(*resolve(self.bus.log, topic, start)) for topic in topics]
 
     def _may_send(self, topic: str) -> bool:
-        """Whether it is registered, or cannot be: it may publish to the topic and not read it."""
+        """Whether it is registered, or cannot be because it may publish to the topic but not read
+        it.
+        """
         if topic in self.subscriptions:
             return True
         known = self.access.topics
@@ -216,14 +218,14 @@ class GomsTranslator(Translator):
         self.complain(code, f"{error.code}: {error.text}")
 
     def _download(self, event: wire.Download) -> None:
-        """Answer with a chunk; the client is read from again when it is on its way."""
+        """Answer with a chunk; reading from the client resumes when it is sent."""
         self.peer.hold(DOWNLOAD_GATE)
         before = self._downloads
         self._downloads = self.edge.context.loop.create_task(self._send_chunk(event, before))
 
     async def _send_chunk(self, event: wire.Download, before: "asyncio.Task[None] | None") -> None:
         if before is not None:
-            # In the order of the requests, of which one read may have many.
+            # In the order of the requests: one read may have many.
             await asyncio.wait([before])
         try:
             await self.drained()
@@ -261,7 +263,7 @@ class GomsTranslator(Translator):
         headers = batch.headers[0] if batch.headers else None
         is_text = reference.is_text
         head = wire.encode_large([batch.topic], headers, offsets, text=is_text)
-        # Pieces of text may end within a character, which stays for the next one.
+        # Pieces of text may end within a character, which is kept for the next one.
         wrap = TextEscaper().escape if is_text else b64encode
         return LargeWords(head, wrap, b'"}\n', BASE64_PIECE_BYTES)
 

@@ -1,4 +1,4 @@
-"""What a translator does with large payloads: they arrive, and they leave, without the memory."""
+"""Large payloads in a translator: receives and sends them without holding them in memory."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -39,7 +39,7 @@ class LargeMessages(Subscriber):
     arriving: Arriving | None = None
     _when_idle: Callable[[], None] | None = None
 
-    # What the translator defines
+    # Defined by the translator
 
     @property
     def is_known(self) -> bool:
@@ -76,7 +76,7 @@ class LargeMessages(Subscriber):
     def send_error(self, code: str, text: str) -> None:
         raise NotImplementedError
 
-    # Large payloads that arrive
+    # Incoming large payloads
 
     def begin_large(self, begin: LargeBegin) -> None:
         if not self.is_known:
@@ -86,7 +86,9 @@ class LargeMessages(Subscriber):
         self.arriving = Arriving(self, begin)
 
     def arrived(self, waiting: list[Any]) -> None:
-        """A large payload is published, or refused: continue with what the peer sent behind it."""
+        """A large payload is published, or refused: continue with the data that the peer sent after
+        it.
+        """
         self.arriving = None
         self.codec.is_held = False
         for event in waiting:
@@ -98,7 +100,7 @@ class LargeMessages(Subscriber):
                 idle()
 
     def when_idle(self, call: Callable[[], None]) -> None:
-        """Call this when no large payload waits for the disk any more."""
+        """Call this when no large payload is waiting for the disk."""
         if self.arriving is None or not self.arriving.has_ended:
             call()
         else:
@@ -109,7 +111,7 @@ class LargeMessages(Subscriber):
         return [self.access.full(topic) for topic in end.topics]
 
     def refuse_large(self, end: LargeEnd, error: PolybusError) -> None:
-        """Refuse a large message as any other."""
+        """Refuse a large message like any other."""
         batch = with_receipt_ids(Batch.of(self.access.full(end.topics[0]), [b""]), [end.receipt_id])
         if not end.receipt_id:
             batch.receipt_ids = None
@@ -121,7 +123,7 @@ class LargeMessages(Subscriber):
         return [self._publish_one(kept.batch(topic, dict(end.headers or {})), end)]
 
     def publish_small(self, value: bytes, end: LargeEnd) -> None:
-        """Publish a payload that is not large after all."""
+        """Publish a payload that turned out to be small."""
         [topic] = self.topics_of_large(end)
         self._publish_one(Batch.of(topic, [value], headers=[end.headers]), end)
 
@@ -140,7 +142,7 @@ class LargeMessages(Subscriber):
             self.arriving.cancel()
         self._when_idle = None
 
-    # Large payloads that leave
+    # Outgoing large payloads
 
     def is_streamed(self, batch: Batch) -> bool:
         """Whether the peer gets the bytes of a reference in this batch."""
@@ -158,7 +160,7 @@ class LargeMessages(Subscriber):
                 self.catch_up_from(topic, start, skip_sender=skip_sender)
 
     def large_words(self, batch: Batch) -> LargeWords:
-        """How a payload is sent; the batch is one reference, under the account's name."""
+        """How a payload is framed; the batch is one reference, under the account's name."""
         raise NotImplementedError
 
     async def stream(self, batch: Batch) -> None:
@@ -181,7 +183,7 @@ class LargeMessages(Subscriber):
             self.note(error.code, error.text)
             self._note_missed(batch, error.code)
             if has_begun:
-                # Half a message cannot be taken back.
+                # Half a message cannot be revoked.
                 self.peer.close()
             else:
                 self.send_error(error.code, error.text)

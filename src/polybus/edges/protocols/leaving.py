@@ -1,7 +1,7 @@
 """A large payload on its way from a blob to a peer that gets the bytes.
 
-Nothing may come between its pieces, so they pass the outbox, and what else the peer is sent waits
-in there. Its subscriptions read the log meanwhile, and continue behind the payload.
+Nothing may come between its pieces, so they bypass the outbox, where other data for the peer waits.
+Its subscriptions read the log meanwhile, and continue after the payload.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -23,7 +23,7 @@ def unchanged(piece: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class LargeWords:
-    """A large payload in a protocol's words: what is before it, around each piece, and behind."""
+    """The framing of a large payload in a protocol: prefix, encoding of each piece, and suffix."""
 
     head: bytes = b""
     wrap: Callable[[bytes], bytes] = unchanged
@@ -34,7 +34,7 @@ class LargeWords:
 def reference_of(batch: Batch) -> Reference:
     """The reference that is the only message of a batch.
 
-    Raises UsageError `blob.unknown`: programs that write to Kafka may mark what they like.
+    Raises UsageError `blob.unknown`: programs that write to Kafka may set the mark themselves.
     """
     found = references.parse(batch.value(0))
     if found is None:
@@ -45,18 +45,18 @@ def reference_of(batch: Batch) -> Reference:
 async def payload(
     blobs: Blobs, memory: MemoryGate, batch: Batch, words: LargeWords
 ) -> AsyncIterator[bytes]:
-    """The payload of a batch that is one reference, in a protocol's words.
+    """The payload of a batch that is one reference, in a protocol's framing.
 
     Raises UsageError `blob.unknown`, StorageError `blob.damaged`: before the first piece, or later.
     """
     found = reference_of(batch)
     reader = await blobs.reader(blobs.of_message(batch.topic, found.id))
     if reader.size != found.size:
-        # The words before it have told its size.
+        # The prefix has announced its size.
         raise unknown_blob()
     before, start = words.head, 0
     while start < reader.size:
-        # As catch-ups: few at a time, and none while there is no room for what they read.
+        # Like catch-ups: few at a time, and none while there is no room for their data.
         async with memory.catch_up_turn():
             piece = await blobs.read(reader, start, words.piece_bytes)
         start += len(piece)

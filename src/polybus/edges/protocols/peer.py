@@ -39,7 +39,7 @@ class Peer(Holdable, Protocol):
         ...
 
     def progressed(self, size: int) -> None:
-        """Some of a message arrived that is not kept in memory."""
+        """A part arrived of a message that is not kept in memory."""
         return
 
     async def stream_out(self, pieces: AsyncIterator[bytes]) -> None:
@@ -65,7 +65,7 @@ class DroppedMessages:
             self.messages += len(batch)
             topic, epoch, offset = batch.topic, batch.epoch, batch.first_offset
             if not epoch and topic in self.next_positions:
-                # It is not in the log yet, and goes behind those before it.
+                # It is not in the log yet, and will follow those before it.
                 epoch, offset = self.next_positions[topic]
             self.first_positions.setdefault(topic, (epoch, offset))
             self.next_positions[topic] = (epoch, offset + len(batch))

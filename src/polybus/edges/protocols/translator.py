@@ -1,7 +1,7 @@
 """What all translators share: one peer's subscriptions, those that catch up, and replies.
 
 A translator stands between a peer and the bus. It turns its codec's events into bus calls, and the
-bus's batches into its protocol's bytes. Each subclass maps its protocol's words: goMS says register
+bus's batches into its protocol's bytes. Each subclass maps its protocol's terms: goMS says register
 where the bus says subscribe.
 """
 
@@ -44,7 +44,7 @@ class Translator(LargeMessages):
     encode: Callable[[Batch], Buffer]
     """A batch in the protocol's bytes."""
     before_login: ClassVar[tuple[type, ...]] = (Bad,)
-    """What is done for peers that have not logged in, beside the login."""
+    """Events that peers may send before they log in, besides the login."""
 
     def __init__(self, edge: Edge, peer: Peer) -> None:
         self.access = edge.accounts.without_login(peer.ip) or edge.accounts.nobody
@@ -71,7 +71,7 @@ class Translator(LargeMessages):
 
     @property
     def is_known(self) -> bool:
-        """Whether the peer is somebody: logged in, or the default account."""
+        """Whether the peer has an account: it has logged in, or uses the default account."""
         return self.access is not self.edge.accounts.nobody
 
     @property
@@ -116,7 +116,7 @@ class Translator(LargeMessages):
             self.peer.release(LOGIN_GATE)
 
     def enter(self, access: AccountAccess) -> None:
-        """Be this account from now on. Raises UsageError `account.connections`."""
+        """Use this account from now on. Raises UsageError `account.connections`."""
         accounts = self.edge.accounts
         accounts.join(access)
         self.leave_all()
@@ -127,7 +127,7 @@ class Translator(LargeMessages):
         self.peer.entered()
 
     def enter_by_certificate(self) -> None:
-        """Be the account that the peer's certificate names. Raises UsageError as `enter`."""
+        """Use the account that the peer's certificate names. Raises UsageError as `enter` does."""
         known = self.edge.accounts.by_certificate(self.peer.certificate_name)
         if known is not None:
             self.enter(known)
@@ -145,7 +145,7 @@ class Translator(LargeMessages):
         self.complain("auth.ended", "your account, password or token is no longer valid")
         self.peer.close()
 
-    # What a subclass defines
+    # Defined by subclasses
 
     def tell_login(self, account: str) -> None:
         """Answer a login, in protocols that can."""
@@ -241,7 +241,7 @@ class Translator(LargeMessages):
                 self.tell_position(topic, epoch, offset)
 
     def note_undelivered(self, lost: DroppedMessages, code: str) -> None:
-        """Report what the peer did not get, as dead letters."""
+        """Report messages that the peer did not get, as dead letters."""
         for topic, (epoch, first) in lost.first_positions.items():
             next_epoch, stop = lost.next_positions[topic]
             if epoch and epoch == next_epoch:
@@ -258,9 +258,9 @@ class Translator(LargeMessages):
     def publish(
         self, batches: Sequence[Batch], whole: Buffer | None = None, *, is_full: bool = False
     ) -> None:
-        """Publish as this peer. `is_full`: the topics have their full names already.
+        """Publish as this peer. `is_full`: the topics have their full names.
 
-        No message is over `inline-bytes-max`: codecs hand on larger ones in pieces.
+        No message is over `inline-bytes-max`: codecs pass on larger ones in pieces.
         """
         for batch in batches:
             batch.protocol = self.protocol
@@ -268,7 +268,7 @@ class Translator(LargeMessages):
             if self.access.renames and not is_full:
                 full = self.access.full(batch.topic)
                 if self.access.shown(full) != batch.topic:
-                    # Others must not see a name that the account does not use itself.
+                    # Others must not see the account's own spelling of a name.
                     whole = None
                 batch.rename(full)
         ticket = self.bus.publish(batches, self, whole)
@@ -444,7 +444,7 @@ class Translator(LargeMessages):
         self.peer.send(data, (), self)
 
     def bad(self, error: PeerError) -> None:
-        """Answer a peer that broke its protocol; after a final error the connection closes."""
+        """Answer a peer that violated its protocol; after a final error the connection closes."""
         self.complain(error.code, error.text)
         if error.final:
             self.peer.close()
@@ -454,7 +454,7 @@ class Translator(LargeMessages):
         self.send_error(code, text)
 
     def note(self, code: str, text: str) -> None:
-        """Count and log an error of the peer's."""
+        """Count and log an error of the peer."""
         account = self.access.account
         self.edge.bad_peers.note(self.peer.name, self.protocol, code, text, account)
 

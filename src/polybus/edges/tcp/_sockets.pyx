@@ -1,7 +1,7 @@
 # cython: boundscheck=False, wraparound=False
 """System calls on sockets, compiled. Contract and twin: sockets_py.py.
 
-The interpreter's lock is released only around calls that copy much: to get it back may take as long
+The interpreter's lock is released only around calls that copy much: getting it back may take as long
 as the committer holds it.
 """
 

@@ -83,7 +83,7 @@ class Certificates:
     def _keep(self, settings: Tls, stamp: Stamp, error: ConfigError) -> None:
         # Until the files change again there is nothing new to report.
         self._loaded[settings] = self._loaded[settings]._replace(stamp=stamp)
-        # Everybody may ask for the bus's health: not where its files are.
+        # Everyone may request the bus's health, so do not name paths.
         reason = error.__cause__ or error
         text = reason.strerror if isinstance(reason, OSError) and reason.strerror else str(reason)
         self.failures[settings] = (

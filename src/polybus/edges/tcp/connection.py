@@ -1,4 +1,4 @@
-"""A TCP connection: read, detect the protocol, decode, hand on.
+"""A TCP connection: read, detect the protocol, decode, pass on.
 
 One loop drives every stream protocol. Bytes go up through the layers around the protocol, TLS and
 gzip, to the codec, and its events to the translator. What the translator sends goes down again
@@ -8,8 +8,8 @@ The first bytes show what a peer speaks: a protocol, or a layer whose content is
 (gzip inside TLS is two layers). Once a protocol is known and no layer is around it, the connection
 drops its list of layers.
 
-The pump reads the socket (pump). An idle connection owns no buffer: a read lands behind the bytes
-that its codec left over, in a shared one.
+The pump reads the socket (pump). An idle connection owns no buffer: a read goes into a shared one,
+after the bytes that the codec has left.
 """
 
 import ssl
@@ -73,7 +73,7 @@ class Connection(Stream):
         self.transport = transport
         tcp = self.tcp
         address = transport.get_extra_info("peername")
-        # A Unix socket's is empty. A peer that is gone again must not look like a local one.
+        # Empty for a Unix socket. A peer that has disconnected must not look like a local one.
         self.ip = "unknown" if address is None else address[0] if address else ""
         where = f"{address[0]}:{address[1]}" if address else "unknown"
         self.name = where + tcp.edge.context.node
@@ -176,7 +176,7 @@ class Connection(Stream):
             self.release(BACKLOG_GATE)
 
     def _pull(self) -> None:
-        """Hand on what the layers produce, until a gate holds us or PULL_S_MAX has passed.
+        """Pass on what the layers produce, until a gate holds us or PULL_S_MAX has passed.
 
         A few bytes of gzip may be many messages, so backpressure applies between two pieces too.
         """
@@ -213,7 +213,7 @@ class Connection(Stream):
             self._answer_last(error)
 
     def _detect(self, data: Buffer) -> None:
-        """Collect first bytes until they show the protocol, then hand them on."""
+        """Collect first bytes until they show the protocol, then pass them on."""
         assert self._layers is not None
         self._head += data
         wrapped = {layer.name for layer in self._layers}
@@ -233,7 +233,7 @@ class Connection(Stream):
         elif found in self.tcp.translators:
             self.speak(found)
             if self._requires_tls and "tls" not in wrapped:
-                # In the words of the protocol that was detected.
+                # In the detected protocol.
                 raise PeerError("tls.required", "this port requires TLS")
             if wrapped and self.translator is not None:
                 try:
@@ -274,7 +274,7 @@ class Connection(Stream):
         self.tcp.assembly.progressed(self, size)
 
     def entered(self) -> None:
-        """The peer is somebody: its plain messages need nothing but the pump."""
+        """The peer is logged in: the pump alone can handle its plain messages."""
         if self._layers is None and isinstance(self.translator, PlainTranslator):
             self.transport.plain = self.translator.codec
             self.transport.access = self.translator.access
@@ -286,12 +286,12 @@ class Connection(Stream):
             self.translator.count_for(access)
 
     def hand_reads_to(self, taker: Taker) -> None:
-        """Offer reads to this first; not those that layers are around."""
+        """Offer reads to this first, unless there are layers around the protocol."""
         if self._layers is None and not self._closing:
             self.transport.taker = taker
 
     def _reject(self, found: str) -> None:
-        """Close a connection that speaks nothing that its connector speaks."""
+        """Close a connection whose protocol its connector does not speak."""
         speaks = ", ".join(self._connector.protocols)
         text = f"first bytes are {found}; this connector speaks {speaks}"
         self.tcp.edge.bad_peers.note(self.name, "unknown", "detect.unknown", text)
@@ -339,7 +339,7 @@ class Connection(Stream):
         if self.translator is None:
             return
         if self._closing:
-            # Its last word cannot wait any longer.
+            # Its last data cannot wait any longer.
             self.outbox.close()
             self.abort()
             return
@@ -357,7 +357,7 @@ class Connection(Stream):
     def too_slow(self) -> None:
         """An unfinished message, or an unknown protocol, has taken too long."""
         if self._held_by:
-            # It waits for us: its time starts again.
+            # It waits for us, so its time starts again.
             self.tcp.assembly.excuse(self)
             return
         error = PeerError("peer.too-slow", "your message did not arrive in time")

@@ -1,9 +1,9 @@
 # cython: annotation_typing=False
-"""What the pump has read is scanned and published here.
+"""Scans and publishes what the pump has read.
 
 Plain messages of neighbouring reads are published together, with one call of the bus; everything
 else goes to its connection. An exception that a connection does not handle is a bug of ours; it
-costs that connection, and nobody else.
+closes that connection, and no other.
 
 Compiled as it is (handling.pxd), or run as it is.
 """
@@ -199,7 +199,7 @@ class ReadHandler:
                 batch.sender = transport.connection.name
                 if renames:
                     full = access.full(batch.topic)
-                    # Others must not see a name that the account does not use itself.
+                    # Others must not see the account's own spelling of a name.
                     as_shown = as_shown and access.shown(full) == batch.topic
                     batch.rename(full)
             everything += batches
@@ -232,7 +232,7 @@ class ReadHandler:
         _, codec, _, start, _ = run[0]
         whole = codec.whole_of(batches, data, start, run[-1][4])
         if whole is None:
-            # One batch, whose receipt requests are not for its subscribers.
+            # One batch: its subscribers must not see its receipt requests.
             whole = publisher.encoded(batches[0], batches[0].protocol, publisher.encode)
         for outbox in lane:
             outbox.send(whole, batches, publisher)
@@ -267,7 +267,7 @@ class ReadHandler:
 
 
 def _plain_outbox(subscriber: Any, account: str) -> Outbox | None:
-    """Where bytes with an account's names for topics go as they are."""
+    """The outbox that takes bytes with an account's names for topics unchanged."""
     outbox: Outbox | None = getattr(subscriber, "plain_outbox", None)
     return outbox if outbox is not None and subscriber.access.account == account else None
 

@@ -66,7 +66,7 @@ class TlsLayer:
 
     @property
     def certificate_name(self) -> str | None:
-        """The common name of the peer's verified certificate; None if it has no, or several."""
+        """The common name of the peer's verified certificate; None if it has none or several."""
         found: dict[str, Any] | None = self._tls.getpeercert() if self.is_open else None
         subject = found["subject"] if found else ()
         names = [value for part in subject for key, value in part if key == "commonName"]

@@ -1,7 +1,8 @@
 """Accepting connections: each becomes a socket of the pump.
 
 A service manager may hold the listening sockets and hand them to the bus at its start (systemd's
-socket activation). They outlive the bus, so who connects during a restart waits in their backlog.
+socket activation). They outlive the bus, so clients that connect during a restart wait in the
+backlog.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ logger = logging.getLogger("polybus.tcp")
 
 BACKLOG = 4096
 ACCEPTS_MAX = 64
-"""How many connections are accepted before others get their turn."""
+"""How many connections are accepted before other tasks run."""
 RETRY_S = 0.1
 # The system has no room for another connection now.
 NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -62,7 +63,7 @@ class Listener:
                 return
             except OSError as error:
                 if error.errno not in NO_ROOM:
-                    # This peer is gone again.
+                    # This peer has disconnected.
                     continue
                 # The peer waits in the backlog.
                 logger.error("no connection can be accepted: %s", error)
@@ -101,7 +102,7 @@ def handed_sockets() -> list[socket.socket]:
     if os.environ.pop("LISTEN_PID", "") != str(os.getpid()) or not count.isdecimal():
         return handed
     for fd in range(FIRST_HANDED_FD, FIRST_HANDED_FD + int(count)):
-        # Not for the processes that the bus starts.
+        # Child processes of the bus must not inherit them.
         os.set_inheritable(fd, False)
         opened = socket.socket(fileno=fd)
         opened.setblocking(False)

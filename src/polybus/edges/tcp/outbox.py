@@ -83,13 +83,13 @@ class Outboxes:
         self.in_turn = False
 
     def flush_soon(self, outbox: Outbox) -> None:
-        """Write what the outbox holds at the end of the turn."""
+        """Write the outbox at the end of the turn."""
         if not self._pending and not self.in_turn:
             self._call_soon(self.flush)
         self._pending.append(outbox)
 
     def together(self, call: Callable[[T], None], argument: T) -> None:
-        """Call, and write what that sends before this returns; not in a turn of the pump."""
+        """Call it, and write what it sends before this returns; not in a turn of the pump."""
         self.in_turn = True
         try:
             call(argument)
@@ -98,14 +98,14 @@ class Outboxes:
             self.flush()
 
     def flush(self) -> None:
-        """Write what all outboxes hold."""
+        """Write all outboxes."""
         if self._pending:
             pending, self._pending = self._pending, []
             for outbox in pending:
                 try:
                     outbox.flush()
                 except Exception:
-                    # A bug of ours: it costs this peer its messages, and nobody else.
+                    # A bug of ours: only this peer loses its messages.
                     logger.exception("an error while writing to a peer")
                     outbox.close()
             self._pieces, self._joined = [], b""
@@ -326,7 +326,7 @@ class Outbox:
         return lost
 
     def close(self) -> None:
-        """Drop everything, and release everybody who waits for this peer."""
+        """Drop everything, and release all who wait for this peer."""
         if self.closed:
             return
         self.drop_all()
@@ -369,7 +369,7 @@ class Outbox:
             self._pending = []
 
     def _queue(self) -> deque[Waiting]:
-        """What waits, to take the oldest from."""
+        """The queue of waiting pieces, oldest first."""
         if isinstance(self._pending, list):
             self._pending = deque(self._pending)
         return self._pending

@@ -1,8 +1,8 @@
 # cython: annotation_typing=False
 """The pump decides when a socket is read and written: many in one turn of the loop.
 
-The sockets are in an epoll of their own, and its descriptor is the one thing of them that the
-event loop watches. When it is ready, the pump takes a turn:
+The sockets are in an epoll of their own, and its descriptor is the only one that the event loop
+watches. When it is ready, the pump takes a turn:
 
     1. one read of every ready socket, one after the other, into the shared buffer
     2. small reads first: the plain messages of neighbouring reads are published together, with one
@@ -13,14 +13,14 @@ event loop watches. When it is ready, the pump takes a turn:
 Nothing here waits. A socket that is always ready is read once a pass, like every other, so a flood
 delays another peer by one read of it. That is at most SHARED_READ_BYTES while several peers send,
 and BESIDE_SINGLE_BYTES while one of them sends single messages: if all send much at once, larger
-reads are faster, and nobody waits for a single message. A peer that sends alone is read in pieces
+reads are faster, and no peer waits for a single message. A peer that sends alone is read in pieces
 that are larger still, as long as each takes less than READ_S_MAX to handle.
 
 Peers that write single messages as fast as they can make the pump read them one by one, and each
 write wakes it: that costs both sides more than the message. So when more than SMALL_MESSAGES_MAX
 came in small reads within a tick (GATHER_S), a socket that was read in this tick is read again at
-its end. Everybody's first message of a tick is read at once, and nobody waits below 150,000 single
-writes a second. Peers that write much at once are never made to wait.
+its end. The first message of each peer in a tick is read at once, and no peer waits below 150,000
+single writes a second. Peers that write much at once are never made to wait.
 
 Backpressure: a socket that is not read from, or that takes no more bytes, is out of the epoll, or
 only watched for what it lacks. An exception that a connection does not handle is a bug of ours; it
@@ -190,7 +190,7 @@ class Pump:
                         self._wait_for_tick(transport)
                     transport.tick = self._tick
                 if self._is_full():
-                    # Not in the next pass: that would begin with the same sockets.
+                    # Not in the next pass, which would begin with the same sockets.
                     self._handle_pieces()
             elif got != -errno.EAGAIN:
                 others.append((transport, got))
@@ -211,7 +211,7 @@ class Pump:
             drop(transport)
 
     def _read(self, transport: SocketTransport) -> int:
-        """Read a socket once, behind what was read before; return the result of the call."""
+        """Read a socket once, after the data read before; return the result of the call."""
         view = self._buffers.view
         start = self._used
         carry = transport.connection.carry

@@ -1,4 +1,4 @@
-"""What all TCP connections of one bus share: buffers, outboxes, limits, and the set of them."""
+"""State that all TCP connections of one bus share: buffers, outboxes, limits, connections."""
 
 import asyncio
 import contextlib
@@ -41,8 +41,8 @@ class Assembly:
     """Counts and times the unfinished messages of all connections.
 
     A connection may hold FREE_BYTES of an unfinished message. Beyond that all connections share one
-    pool, `assembly-bytes-max`. When the pool is full, connections that need more wait, all but one:
-    it can finish its message, so there is no deadlock.
+    pool, `assembly-bytes-max`. When the pool is full, all connections that need more wait, except
+    one: it can finish its message, so there is no deadlock.
 
     After `message-timeout-s` a message must have arrived at RATE_LEAST bytes a second on average. A
     connection must show its protocol within `detect-timeout-s` of its first byte, and send that
@@ -64,7 +64,7 @@ class Assembly:
     def detecting(self, connection: Assembling, *, no_later_s: float = math.inf) -> None:
         """Its first byte has arrived: expect it to show its protocol, or a whole head of HTTP.
 
-        A further step of it, as TLS inside, does not get more time.
+        Further steps, such as TLS, do not get more time.
         """
         deadline_s = self._clock_s() + PROMPT * self._limits.detect_timeout_s
         self._deadlines[connection] = min(deadline_s, no_later_s, self.deadline_s(connection))
@@ -87,7 +87,7 @@ class Assembly:
             self._count(connection, max(before - FREE_BYTES, 0), max(now - FREE_BYTES, 0))
 
     def progressed(self, connection: Assembling, size: int) -> None:
-        """Some of a message arrived that is not kept in memory."""
+        """A part arrived of a message that is not kept in memory."""
         if connection in self._deadlines:
             later_s = self._deadlines[connection] + size / RATE_LEAST
             latest_s = self._clock_s() + self._limits.message_timeout_s
@@ -126,7 +126,7 @@ class Assembly:
             self._let_in()
 
     def _let_in(self) -> None:
-        """Release one that waits, if there is room or no other connection can finish."""
+        """Release a waiting one, if there is room or no other connection can finish."""
         crowded = self._pool_bytes > self._limits.assembly_bytes_max
         if self._waiting and not (crowded and self._leader):
             connection = self._waiting.popleft()
@@ -136,7 +136,7 @@ class Assembly:
 
 
 class OpenConnection(Assembling, Protocol):
-    """A connection, as the set of all connections knows it."""
+    """A connection in the set of all open ones."""
 
     name: str
     translator: Translator | None
@@ -183,7 +183,7 @@ class TcpShared:
         self._tick = self.loop.call_later(TICK_S, self._on_tick)
 
     def admit(self, connection: OpenConnection) -> bool:
-        """Add a new connection unless there are too many; the administrator is always let in."""
+        """Add a new connection unless there are too many; administrators are always admitted."""
         limit = self._connections_max
         is_full = len(self.connections) >= limit and not connection.is_admin
         if self._is_stopping or is_full:

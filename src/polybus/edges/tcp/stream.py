@@ -2,7 +2,7 @@
 
 Sent bytes wait in the outbox and pass through the layers around the protocol.
 
-A connection and its outbox, its timers, its translator and what is above it refer to each other.
+A connection, its outbox, its timers, its translator and the layer above it refer to each other.
 When it is lost it releases all of them, so that its memory is free at once: `polybus serve`
 hardly ever looks for reference cycles.
 """
@@ -21,7 +21,7 @@ from polybus.edges.tcp.transport import SocketTransport
 
 CLOSE_TIMEOUT_S = 2.0
 LAYERS_GATE = "layers"
-# Linger on, for zero seconds: closing the socket then sends a reset.
+# SO_LINGER with zero seconds: closing the socket then sends a reset.
 NO_LINGER = struct.pack("ii", 1, 0)
 
 
@@ -201,7 +201,7 @@ class Stream:
             self.tcp.loop.call_soon(self.pull_on)
 
     def pull_on(self) -> None:
-        """No other gate than LAYERS_GATE holds us: hand on what the layers have left."""
+        """Only LAYERS_GATE holds us: pass on what the layers have left."""
         raise NotImplementedError
 
     def stop_reading(self) -> None:

@@ -4,8 +4,8 @@
 Writing: what the socket does not take at once waits here, and the connection is paused until all of
 it is out. Reading: the pump reads while `watched` has READABLE.
 
-A socket that is neither read nor waited for is not in the epoll. So a peer that vanishes while it
-is held back is noticed when it is read again, and costs nothing meanwhile.
+A socket that is neither read nor written is not in the epoll. So a peer that vanishes while it is
+held back is noticed when it is read again, and costs nothing meanwhile.
 
 Compiled as it is (transport.pxd), or run as it is.
 """
@@ -36,7 +36,7 @@ READ_BYTES_FIRST = 64 << 10
 
 
 class PumpedConnection(Protocol):
-    """What the pump needs of a connection."""
+    """The interface of a connection for the pump."""
 
     name: str
     carry: bytes
@@ -69,7 +69,7 @@ class PumpedConnection(Protocol):
 
 @cython.cclass
 class Taker:
-    """Takes some of a connection's reads."""
+    """Intercepts some of a connection's reads."""
 
     __slots__ = ()
 
@@ -85,7 +85,7 @@ class SocketTransport:
     Attributes:
         plain: the connection's codec while its messages may be published with those of others.
         access: what its peer may do, while `plain` is set.
-        taker: takes reads that it understands before the connection does.
+        taker: gets reads before the connection, and takes those that it can handle.
         read_bytes: how much the pump reads at once.
         watched: what the epoll watches for.
         is_gathering, gathers, small_reads, tick: the pump's, for peers that write single messages.
@@ -134,8 +134,8 @@ class SocketTransport:
         self.access: Any = None
         self.taker: Taker | None = None
         self.read_bytes = READ_BYTES_FIRST
-        # What the socket has not taken yet; most sockets take everything at once, and an empty
-        # deque has 760 bytes.
+        # Bytes that the socket has not taken yet; most sockets take everything at once, and an
+        # empty deque has 760 bytes.
         self._waiting: deque[Buffer] | None = None
         self.watched = 0
         # The tick of the last small read, and the ticks in a row of which the end was waited for.
@@ -163,7 +163,7 @@ class SocketTransport:
         return self._is_reading and not (self._has_ended or self._is_closing or self._is_closed)
 
     def watch(self) -> None:
-        """Be in the epoll for what this can do now."""
+        """Update the events that the epoll watches for."""
         events = 0
         if not self._is_closed:
             if self.may_read() and not self.is_gathering:
@@ -268,7 +268,7 @@ class SocketTransport:
         self._is_closed = True
         self._waiting = None
         self.watch()
-        # Not from here: whoever closes a connection may be in the middle of its work.
+        # Not synchronously: the caller may be in the middle of its work.
         self._loop.call_soon(self._lose, error)
 
     def _lose(self, error: Exception | None) -> None:

@@ -1,1 +1,1 @@
-"""SQL statements before an engine has them: their words, the names in them, and rewrites."""
+"""SQL statements before an engine parses them: their tokens, names, and rewrites."""

@@ -2,13 +2,13 @@
 
 DuckDB writes bytes as text with escapes, `{\\x22id\\x22:7}`, which is not JSON: a path into
 it would be null, without an error. Whether an operand is bytes is only known when DuckDB binds the
-statement. So each cast to text or JSON becomes a call of a macro, which does for bytes what `text`
-and `json` do, and for anything else what the cast does. The
-functions of DuckDB for JSON have macros of the same names, which take bytes likewise.
+statement. So each cast to text or JSON becomes a call of a macro, which acts like `text` and `json`
+for bytes, and like the cast for anything else. Macros of the same names wrap DuckDB's JSON
+functions, so that they accept bytes too.
 
-No macro has forms for several types: DuckDB chooses one before it knows the types of aggregates,
-windows, `unnest` and aliases. `typeof` is known when the statement is bound, and the branches for
-other types are then dropped.
+No macro has overloads: DuckDB chooses one before it knows the types of aggregates, windows,
+`unnest` and aliases. `typeof` is known when the statement is bound, and DuckDB then drops the
+branches for other types.
 """
 
 from polybus.lake.sql.tokens import Tokens, operand_start
@@ -30,7 +30,7 @@ _FUNCTIONS = {
     "json_type": (1, 2),
     "json_value": (2,),
 }
-# The arrows of DuckDB call these by name, so no macro can have it.
+# The arrow operators of DuckDB call these by name, so no macro may have these names.
 _ALIASES = {"json_extract": "json_extract_path", "json_extract_string": "json_extract_path_text"}
 _AS = {"text": "VARCHAR", "json": "JSON"}
 
@@ -64,15 +64,15 @@ def with_casts_called(sql: str) -> str:
 
 
 def _called(tokens: Tokens, index: int) -> str | None:
-    """The end of the macros' names for a type; None for one with a length, a list or any other."""
+    """The suffix of the macros for a type; None for all but plain text and JSON."""
     is_whole = tokens[index + 1].low not in ("(", "[")
     return _CALLS.get(tokens[index].low) if is_whole else None
 
 
 def _is_plain(tokens: Tokens, first: int) -> bool:
-    """Whether an operand begins there, and not only its end: `OVER (…)`, `DATE '…'`.
+    """Whether an operand begins there, and not just its last part: `OVER (…)`, `DATE '…'`.
 
-    A path into JSON is text already.
+    A path into JSON already gives text.
     """
     token, previous = tokens[first], tokens[first - 1]
     is_end = (

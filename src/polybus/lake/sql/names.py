@@ -1,6 +1,6 @@
 """The tables that a SQL statement names and the columns it may need, from DuckDB's parser.
 
-Nothing is bound, so a statement can be examined before its tables are registered.
+Names are not bound, so a statement can be examined before its tables are registered.
 """
 
 import re

@@ -1,8 +1,8 @@
-"""SQL that an engine lacks, rewritten in the text before the engine parses it.
+"""SQL that an engine lacks is rewritten, in the text, before the engine parses it.
 
-`FROM silver VERSION AS OF 3` and `FROM silver TIMESTAMP AS OF '2026-01-31T12:00:00Z'` become a name
-of their own, `silver@v3` or `silver@t2026-…`, under which that version of the table is
-registered. `FOR`, `SYSTEM_VERSION` and `SYSTEM_TIME` of Spark's grammar are taken, too.
+`FROM silver VERSION AS OF 3` and `FROM silver TIMESTAMP AS OF '2026-01-31T12:00:00Z'` become
+separate names, `silver@v3` or `silver@t2026-…`, under which that version of the table is
+registered. `FOR`, `SYSTEM_VERSION` and `SYSTEM_TIME` of Spark's grammar are accepted, too.
 
 Paths into JSON are in the folder json_paths.
 """
@@ -21,7 +21,7 @@ _TEXTS = {
 }
 """By the quote that the engine has for names: in Spark a backslash escapes."""
 _NAME = r'(?:[^\W\d][\w$]*|"(?:[^"]|"")+"|`(?:[^`]|``)+`)'
-# After a version: it makes an expression of it. `|>` of Spark does not.
+# After a version, these make an expression of it; `|>` of Spark does not.
 _OPERATOR = r"""\s*(?!--|/\*|\|>)[^\s\w,;)\]}"`]+\s*[^\s,;)]* | \s+AT\s+TIME\s+ZONE\b"""
 _AS_OF = {
     quote: re.compile(
@@ -53,7 +53,7 @@ def with_versions_named(sql: str, quote: str) -> str:
     """The statement with a name for each version of a table; `quote` is that of the engine.
 
     Raises:
-        UsageError: `sql.invalid`, the version is not a number, or the time not a literal.
+        UsageError: `sql.invalid` if the version is not a number, or the time not a literal.
     """
 
     def named(found: re.Match[str]) -> str:
@@ -73,7 +73,7 @@ def with_versions_named(sql: str, quote: str) -> str:
 
 
 def _at(kind: str, written: str) -> str:
-    """A version or a time as the names of versions have it."""
+    """A version or a time, in the notation of these names."""
     literal = written[len("TIMESTAMP") :].strip() if written[0] in "tT" else written
     value = literal.strip("'")
     if kind == "VERSION" and not value.isdecimal():

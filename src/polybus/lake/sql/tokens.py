@@ -1,7 +1,7 @@
-"""The words of an SQL statement, its brackets and its clauses: enough to tell where a word stands.
+"""A tokeniser for SQL statements with brackets and clauses: enough to know a token's context.
 
-The text is not parsed: two engines with different grammars read it afterwards, and both tell the
-user better than we could what is wrong with it.
+The text is not parsed: two engines with different grammars read it afterwards, and their error
+messages are better than ours would be.
 """
 
 import re
@@ -22,7 +22,7 @@ _TOKEN = {
     for is_spark, quotes in ((False, _DUCKDB), (True, _SPARK))
 }
 _PAIRS = {"(": ")", "[": "]", "{": "}"}
-# What can stand before an expression, and is not the name of a column or a function.
+# Keywords that can precede an expression, and are not names of columns or functions.
 KEYWORDS = frozenset(
     """all and any as asc between by case cross desc distinct else end except exists filter from
     full group having ilike in inner intersect is join lateral left like limit natural not
@@ -50,7 +50,7 @@ _NEED_BY = ("group", "order", "sort", "partition", "distribute", "cluster")
 
 @dataclass(slots=True)
 class SqlToken:
-    """A word or a mark. `low` is its text in lower case if it is a bare word, else as it is."""
+    """A word or a symbol. `low` is its text, in lower case if it is a bare word."""
 
     kind: str
     text: str
@@ -80,7 +80,7 @@ class Query:
 
 @dataclass(slots=True)
 class Level:
-    """What is between two brackets, or the whole statement (`opened` is then -1)."""
+    """The content of a pair of brackets, or the whole statement (`opened` is then -1)."""
 
     opened: int
     clause: str = ""
@@ -128,7 +128,7 @@ class Tokens:
         return 0 < index < len(self.all) and self.all[index - 1].end == self.all[index].start
 
     def is_list(self, index: int) -> bool:
-        """Whether a bracket begins a list, and not an index or a slice of what is before it."""
+        """Whether a bracket begins a list, not an index or a slice of the previous expression."""
         before = self[index - 1]
         is_path = before.low == ":" and self[index - 2].kind != "text"
         return not (self.is_name(index - 1) or before.low in (")", "]") or is_path)

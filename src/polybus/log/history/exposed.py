@@ -2,8 +2,8 @@
 
 The manifest of a topic says that it has a table (`exposed`). The table is the folder `table` beside
 it, or one beside the topics (layout.exposed_folder): hard links to the files of history, and a
-Delta log. A link stays for an hour after the version that removes its file, so a reader keeps
-what it has chosen while the hand-over merges files and retention removes them.
+Delta log. A link stays for an hour after the version that removes its file, so a reader can finish
+while the hand-over merges files and retention removes them.
 
 The manifest is the truth, and the table follows it: each version has the files of one manifest.
 Order of writes, each durable before the next:
@@ -14,14 +14,14 @@ follow     after the manifest, under HistoryLock: links of new files, one versio
 unexpose   the manifest without it, rename of `table` to `table.gone`, removal of that
 delete     removal of the topic's folder (log/topics.py), then of a table beside the topics
 
-A crash before a version leaves the table at the manifest before. The next hand-over or retention,
+A crash before a version leaves the table at the previous manifest. The next hand-over or retention,
 which looks at all exposed topics, makes the version, and removes tables of topics that are gone.
-A crash after it leaves nothing to do. A table is removed only with proof: a manifest that can be
-read says that it has none, or its topic is gone and was not lost. Earlier versions had an empty
-file `exposed` in place of the field; the next hand-over makes it the field.
+A crash after it leaves nothing to do. A table is removed only with proof: a readable manifest
+without `exposed`, or the tombstone of its topic. Earlier versions had an empty file `exposed` in
+place of the field; the next hand-over makes it the field.
 
-Only this module may write the table: its protocol demands a feature that other writers do not know,
-so that they refuse. Readers need not know it.
+Only this module may write the table: its protocol requires a writer feature that other writers do
+not support, so they refuse. Readers need not support it.
 """
 
 import json
@@ -57,7 +57,8 @@ MARK = "exposed"
 TABLE = "table"
 GONE = "table.gone"
 WRITER = "polybus-history"
-"""Whose transaction version is the offset up to which the table has the topic."""
+"""The application id whose transaction version is the offset up to which the table has the topic.
+"""
 _WRITER_FEATURE = "polybusHistory"
 _TYPES = {"offset": "long", "timestamp": "timestamp"}
 _TYPES |= dict.fromkeys(("account", "topic", "protocol", "sender"), "string")
@@ -105,7 +106,7 @@ _CHECKPOINT = pa.schema(
 
 @dataclass
 class ExposedTable:
-    """A topic's table as its log has it: the version -1 if it has none yet."""
+    """A topic's table as its log describes it; the version is -1 if it does not exist yet."""
 
     version: int = -1
     paths: set[str] = field(default_factory=set)
@@ -132,12 +133,12 @@ def _says(folder: Path, manifest: Manifest) -> bool:
 def expose(data: Path, topic: str, *, wait_s: float = manifests.WAIT_S) -> Path:
     """Make the history of a topic a Delta table that follows it; return the table's folder.
 
-    A topic that has one keeps it. The bus may run or be stopped.
+    An existing table stays as it is. The bus may run or be stopped.
 
     Raises:
-        UsageError: `topic.unknown`; `lake.path`, Delta cannot have a table in this folder.
+        UsageError: `topic.unknown`; `lake.path` if Delta cannot have a table in this folder.
         BusyError: `log.history-busy`.
-        StorageError: `log.damaged`, the history cannot be trusted; `log.full`, `log.failed`.
+        StorageError: `log.damaged` if the history cannot be trusted; `log.full`, `log.failed`.
     """
     folder = _folder(data, topic)
     if "%" in str(data.absolute()):
@@ -156,7 +157,7 @@ def expose(data: Path, topic: str, *, wait_s: float = manifests.WAIT_S) -> Path:
 
 
 def unexpose(data: Path, topic: str, *, wait_s: float = manifests.WAIT_S) -> bool:
-    """Remove a topic's table, and nothing of its history; False if it had none.
+    """Remove a topic's table, but not its history; False if it had none.
 
     Raises as `expose`.
     """
@@ -174,7 +175,7 @@ def unexpose(data: Path, topic: str, *, wait_s: float = manifests.WAIT_S) -> boo
 
 
 def _manifest(folder: Path, topic: str) -> Manifest:
-    """The manifest of a topic, which may be saved again. Raises UsageError, StorageError."""
+    """The manifest of a topic, to be changed. Raises UsageError, StorageError."""
     manifest = manifests.load_current(folder)
     if manifest is None:
         raise unknown(topic)
@@ -239,18 +240,18 @@ def sweep(data: Path) -> None:
 
 
 def _is_needed(data: Path, folder: Path) -> bool:
-    """Whether a table beside the topics must stay. Raises StorageError, it is not known."""
+    """Whether a table beside the topics must stay. Raises StorageError if that is unknown."""
     if folder.is_dir():
         return is_exposed(folder) or not (folder / manifests.NAME).exists()
-    # The proof that a topic was deleted stays as long as the floor knows the topic.
+    # The tombstone of a topic stays as long as the topic is in floor.json.
     epoch, _ = (floors.load(data) or {}).get(layout.topic_in(folder), (0, 0))
     return epoch > 0 and not was_deleted(folder, epoch)
 
 
 def catch_up(folder: Path, manifest: Manifest | None = None) -> None:
-    """Let the table of a topic follow its manifest, if it has one. Under HistoryLock.
+    """Update the table of a topic to its manifest, if it has a table. Under HistoryLock.
 
-    The log does not depend on the table, so a failure is only logged: a later call tries again.
+    The log does not depend on the table, so a failure is only logged; a later call tries again.
     """
     try:
         if manifest is None:
@@ -263,11 +264,11 @@ def catch_up(folder: Path, manifest: Manifest | None = None) -> None:
             remove(folder, Disk())
     except (OSError, StorageError) as error:
         if folder.is_dir():  # Else the topic was deleted meanwhile.
-            logger.warning("the table of %s stays behind its history: %s", folder, error)
+            logger.warning("the table of %s could not be updated to its history: %s", folder, error)
 
 
 def _current(folder: Path) -> Manifest | None:
-    """The manifest of a topic that has or had a table; None for others, and if it is lost.
+    """The manifest of a topic that has or had a table; None for others, or if it is lost.
 
     Raises as `load_current`.
     """
@@ -281,7 +282,7 @@ def _current(folder: Path) -> Manifest | None:
     if not (may_be or is_old or table.is_dir() or _gone(table).is_dir()):
         return None
     if manifests.is_lost(folder):
-        # An empty one in its place would hide the loss, and its files would be removed.
+        # An empty manifest in its place would hide the loss, and its files would be removed.
         return None
     found = manifests.load_current(folder)
     if found is not None and is_old:
@@ -291,16 +292,16 @@ def _current(folder: Path) -> Manifest | None:
 
 
 def follow(folder: Path, manifest: Manifest, disk: Disk | None = None) -> int:
-    """Make the table have the files of the manifest; return its version. Under HistoryLock.
+    """Give the table the files of the manifest; return its version. Under HistoryLock.
 
     Raises:
         StorageError: `lake.damaged`, the table's log cannot be read.
-        OSError: the table is as it was, or complete.
+        OSError: the table is unchanged, or complete.
     """
     disk = disk or Disk()
     table = exposed_folder(folder)
     state = read_table(table)
-    shutil.rmtree(table / STAGING, ignore_errors=True)  # Of a writer that was killed.
+    shutil.rmtree(table / STAGING, ignore_errors=True)  # Left by a writer that was killed.
     files = {_path(file): file for file in manifest.files}
     _link(folder, files, disk)
     if state.version < 0 or state.paths != files.keys():
@@ -338,7 +339,7 @@ def read_table(table: Path) -> ExposedTable:
 
 
 def _link(folder: Path, files: Mapping[str, HistoryFile], disk: Disk) -> None:
-    """Give every file of history its name in the table, durably."""
+    """Link every file of history into the table, durably."""
     table = exposed_folder(folder)
     disk.make_folder(table)
     changed = set()
@@ -431,7 +432,7 @@ def _version_in(path: Path) -> int:
 def _checkpoint(
     table: Path, state: ExposedTable, files: Mapping[str, HistoryFile], stop: int, disk: Disk
 ) -> None:
-    """Sum up all versions in a file, so that a reader needs few of them."""
+    """Write a checkpoint of all versions, so that a reader needs few of them."""
     metadata = {name: state.metadata[name] for name in _CHECKPOINT.field("metaData").type.names}
     actions = [_protocol(), {"metaData": metadata}, delta.done(WRITER, stop)]
     actions += [_added(file) for file in files.values()]
@@ -451,7 +452,8 @@ def _tidy(table: Path, paths: Collection[str]) -> None:
     """Remove links, and versions, that have been out of use for an hour."""
     before_s = time.time() - delta.RETENTION_S
     for path in _links(table):
-        # The change time: history lost the file's other name when the file went out of use.
+        # The change time (ctime): history removed the file's other name when it stopped using the
+        # file.
         is_old = path.stat().st_ctime < before_s
         if is_old and str(path.relative_to(table)) not in paths:
             path.unlink(missing_ok=True)

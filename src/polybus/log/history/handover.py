@@ -68,12 +68,12 @@ def hand_over(
 ) -> list[Path]:
     """Hand over every sealed segment; return those that are completely in history.
 
-    These may be deleted, each after `finished` was called for it. A damaged segment is not among
-    them: its other topics are handed over up to the first gap in their offsets, and `progress` is
-    called with the damage. `retention_bytes` is the limit for topics that set none themselves;
-    files are sized to fit it. Raises BusyError `log.history-busy`, another hand-over is running, or
-    a backup runs or waits, for longer than `wait_s`; OSError if the disk failed. Rows handed over
-    so far stay in history.
+    They may be deleted, each after `finished` was called for it. A damaged segment is not among
+    them: its topics are handed over up to the first gap in their offsets, and `progress` is called
+    with the damage. `retention_bytes` is the limit for topics that set none themselves; files are
+    sized to fit it. Raises BusyError `log.history-busy` if another hand-over runs, or a backup runs
+    or waits, for longer than `wait_s`; OSError if the disk failed. Rows handed over so far stay in
+    history.
     """
     report = progress or (lambda _: None)
     with HistoryLock(data, wait_s=wait_s):
@@ -101,8 +101,8 @@ def hand_over(
 def compact(data: Path, *, progress: HandoverProgress | None = None) -> list[Path]:
     """Hand over the journal of a stopped bus; return the segments that were deleted.
 
-    Raises StorageError `log.locked`, a bus is running on this data directory; `log.full` or
-    `log.failed`; UsageError `log.no-data`, there is no data directory.
+    Raises StorageError `log.locked` if a bus is running on this data directory; `log.full` or
+    `log.failed`; UsageError `log.no-data` if there is no data directory.
     """
     if not data.is_dir():
         raise UsageError("log.no-data", f"{data} is not a data directory")
@@ -117,7 +117,7 @@ def compact(data: Path, *, progress: HandoverProgress | None = None) -> list[Pat
 
 
 def _seal_journal(data: Path) -> None:
-    """Recover the journal as a start of the bus would, and seal what is still open in it."""
+    """Recover the journal as a start of the bus would, and seal its open segment."""
     disk = Disk()
     for segment in recover(data, disk).segments:
         if segment.entries and segment.is_open:
@@ -157,7 +157,9 @@ class _SegmentHandover:
                 topic.expect(rows, int(rows.row_count * row_bytes))
 
     def _inflation(self) -> float:
-        """How much larger rows are in memory than in the segment, where they may be compressed."""
+        """The ratio of the rows' size in memory to that in the segment, where they may be
+        compressed.
+        """
         for entry in self._entries[:1]:
             with suppress(StorageError):
                 return max(1.0, float(read_rows(self._path, entry).nbytes) / entry.size)
@@ -191,7 +193,7 @@ class _SegmentHandover:
                 topic.release()
 
     def _run_commit(self, entry: CommitEntry, wanted: list[tuple[TopicHandover, TopicRows]]) -> int:
-        """Pass a commit's rows to their topics; return how much memory they hold."""
+        """Pass a commit's rows to their topics; return how much memory they take."""
         try:
             batch = read_rows(self._path, entry)
         except StorageError as error:
@@ -245,7 +247,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m polybus.log.history.handover")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--retention-bytes", type=int)
-    # Not asked here: a bus that was killed during our start is no longer our parent.
+    # Not read here: a bus that was killed during our start is no longer our parent.
     parser.add_argument("--parent", type=int, default=os.getppid())
     options = parser.parse_args(arguments)
     file_modes.adopt(options.data)
@@ -274,7 +276,7 @@ def _say(line: str) -> None:
 
 
 def _end_with_parent(parent: int) -> None:
-    """End with the bus: without it a hand-over is useless, and it may be killed at any moment."""
+    """Exit with the bus: without it a hand-over is useless, and it may be killed at any time."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)

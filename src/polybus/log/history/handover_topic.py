@@ -77,7 +77,8 @@ class TopicHandover:
         if self.problem is not None or self._epoch is None or self.has(rows):
             return False
         if rows.epoch < self._epoch:
-            return False  # Of a topic whose deletion nothing proves: they stay where they are.
+            # There is no proof that their topic was deleted, so they stay in the journal.
+            return False
         if rows.epoch > self._epoch:
             self.stop(f"epoch {rows.epoch} in the journal, {self._epoch} in topic.json")
             return False
@@ -139,7 +140,7 @@ class TopicHandover:
                 sweep(self._folder, self._manifest, days=days, grace_s=grace_s)
 
     def release(self) -> None:
-        """Drop what is not finished."""
+        """Drop unfinished files."""
         self._added.clear()
         if self._writer is not None:
             self._writer.abandon()
@@ -166,7 +167,7 @@ class TopicHandover:
             exposed.catch_up(self._folder, replaced)
 
     def _take_back(self) -> None:
-        """The topic was deleted and created again during the save: the new one has our files."""
+        """Remove our files from a topic that was deleted and created again during the save."""
         found = manifests.load(self._folder)
         if found is not None and found.epoch == self._epoch:
             (self._folder / manifests.NAME).unlink(missing_ok=True)
@@ -225,7 +226,7 @@ class TopicHandover:
 def sweep(folder: Path, manifest: Manifest, *, days: set[str] | None, grace_s: float) -> None:
     """Move files that the manifest does not name out of history; `days` None means every day.
 
-    The manifest must be on disk: a topic without one may have lost it, and then these files are the
+    The manifest must be on disk: a topic without one may have lost it, and these files may be the
     only copy of its rows.
     """
     named = {file.path for file in manifest.files}

@@ -80,7 +80,7 @@ class Maintenance:
         self._thread.start()
 
     def stop(self) -> None:
-        """End within about a second. A running hand-over is killed, which is safe."""
+        """Stop within about a second. A running hand-over is killed, which is safe."""
         with self._child_lock:
             self._stopping = True
             if self._child is not None:
@@ -166,7 +166,7 @@ class Maintenance:
         if other_lines > _LOG_LINES_MAX:
             logger.warning("hand-over: %d further lines", other_lines - _LOG_LINES_MAX)
         if not self._stopping:
-            # Even without a segment: topics of a kept segment may have been handed over.
+            # Also without a segment: topics of a kept segment may have been handed over.
             self._log.after_handover(done)
 
 

@@ -68,7 +68,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
 
     @property
     def settled_files(self) -> tuple[HistoryFile, ...]:
-        """The files without a small last one, which the next hand-over may replace."""
+        """The files, except a small last one, which the next hand-over may replace."""
         if self.files and self.files[-1].bytes < SMALL_FILE_BYTES:
             return self.files[:-1]
         return self.files
@@ -77,7 +77,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
 def load(folder: Path) -> Manifest | None:
     """The manifest in a topic's folder, checked, or None.
 
-    Raises StorageError `log.damaged`; no part of the history can be trusted.
+    Raises StorageError `log.damaged`: no part of the history can be trusted.
     """
     path = folder / NAME
     manifest = checked_json.read(path, Manifest)
@@ -89,7 +89,7 @@ def load(folder: Path) -> Manifest | None:
 def of_epoch(folder: Path, found: Manifest | None, epoch: int) -> Manifest:
     """The manifest if it has this epoch, else an empty one: a deleted topic's is never used.
 
-    Raises StorageError `log.damaged`, nothing proves that the other topic was deleted.
+    Raises StorageError `log.damaged` if no tombstone proves that the other topic was deleted.
     """
     if found is None:
         return Manifest(epoch=epoch)
@@ -105,12 +105,12 @@ def is_lost(folder: Path) -> bool:
 
 
 def load_for_epoch(folder: Path, epoch: int) -> Manifest:
-    """The manifest as `load` and `of_epoch`."""
+    """The manifest, as from `load` and `of_epoch`."""
     return of_epoch(folder, load(folder), epoch)
 
 
 def load_current(folder: Path) -> Manifest | None:
-    """The manifest of the topic that exists now, as `load_for_epoch`; None without a topic."""
+    """The manifest of the current topic, as from `load_for_epoch`; None without a topic."""
     epoch = epoch_of(folder)
     return None if epoch is None else load_for_epoch(folder, epoch)
 
@@ -146,10 +146,10 @@ class HistoryLock(FileLock):
         """Take the lock, or wait for it: the hand-over of a killed bus ends within a second.
 
         A hand-over takes it for each segment, and would take it again before a waiting backup looks
-        again. So whoever wants to share it holds `history.queue` meanwhile, and the others take the
-        lock only while nobody does.
+        again. So a process that wants to share it holds `history.queue` meanwhile, and the others
+        take the lock only while no process does.
 
-        Raises BusyError `log.history-busy`, another process holds it or waits for it.
+        Raises BusyError `log.history-busy` if another process holds it or waits for it.
         """
         path = data / "history.lock"
         until_s = time.monotonic() + wait_s
@@ -171,10 +171,10 @@ class HistoryLock(FileLock):
 
 
 def _queue(data: Path, queue: ExitStack) -> None:
-    """Let others wait until `queue` is closed. Raises BlockingIOError: one looks at the moment."""
+    """Make others wait until `queue` is closed. Raises BlockingIOError if one checks right now."""
     try:
         queue.enter_context(FileLock(data / QUEUE, shared=True))
     except BlockingIOError:
         raise
     except OSError:
-        pass  # The folder can only be read.
+        pass  # The folder is read-only.

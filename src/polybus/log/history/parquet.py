@@ -219,9 +219,9 @@ class FileWriter:
 
 
 def _make_folder(folder: Path) -> None:
-    """Create a folder durably. Raises FileNotFoundError, its parent is gone with its topic.
+    """Create a folder durably. Raises FileNotFoundError if its topic was removed.
 
-    One that exists may have been made by a hand-over that was killed, or failed, before it was
+    A hand-over that was killed, or failed, may have created an existing one without making it
     durable.
     """
     folder.mkdir(exist_ok=True)

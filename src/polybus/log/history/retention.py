@@ -40,8 +40,8 @@ def apply(
 ) -> list[str]:
     """Remove files beyond the limits of each topic; return the topics whose `start` moved.
 
-    Offsets from `held_from` on are kept. While a hand-over runs nothing is removed; a later call
-    will. A topic with a damaged manifest keeps all its files.
+    Offsets from `held_from` on are kept. While a hand-over runs, nothing is removed; a later call
+    removes it. A topic with a damaged manifest keeps all its files.
     """
     changed = []
     try:

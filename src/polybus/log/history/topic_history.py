@@ -4,10 +4,10 @@ A reader works on one immutable snapshot of the manifest. The hand-over may repl
 a larger one at any time. A reader whose file is missing loads the manifest again and continues with
 the file that holds the rows now.
 
-The checksum of the whole file is compared before its first use, because page headers and the footer
+The checksum of the whole file is checked before its first use, because page headers and the footer
 have no checksums of their own. Parquet is decoded from the start of a row group, so a reader that
-comes back for the next megabyte would decode everything before it again. A cache keeps the last
-readers open where they stopped.
+comes back for the next megabyte would decode everything before it again. A cache keeps recent
+readers open at their positions.
 """
 
 import errno
@@ -109,7 +109,7 @@ def read_file(
     except FileNotFoundError:
         raise
     except (OSError, pa.ArrowException) as error:
-        # Too many open files, for one, say nothing about the content.
+        # For example, too many open files are no sign of damage.
         if isinstance(error, OSError) and error.errno not in (None, errno.EIO):
             raise storage_error(error, f"cannot read {path}") from error
         raise Damaged(str(error)) from error
@@ -141,7 +141,7 @@ _checked: LruCache[tuple[Path, str], tuple[int, int]] = LruCache(_CHECKED_MAX)
 def check_file(path: Path, file: HistoryFile) -> None:
     """Compare the checksum of a whole file, once for as long as the file stays unchanged.
 
-    Raises FileNotFoundError if the file is missing; Damaged if it is another file, or incomplete.
+    Raises FileNotFoundError if the file is missing; Damaged if it differs or is incomplete.
     """
     status = path.stat()
     seen = (status.st_mtime_ns, status.st_ino)
@@ -157,7 +157,7 @@ class Cursor:
     def __init__(self, path: Path, file: HistoryFile, offset: int, *, bytes_max: int) -> None:
         self.offset = offset
         self.weight = _CURSOR_OVERHEAD_BYTES
-        """About the memory that it holds, in bytes."""
+        """Approximate memory that it holds, in bytes."""
         self._rest: pa.RecordBatch | None = None
         # Not smaller even for small reads: everything before the offset is decoded too.
         batch_bytes = max(_BATCH_BYTES_MIN, min(bytes_max, _BATCH_BYTES_MAX))
@@ -171,7 +171,7 @@ class Cursor:
         rows = self._rest
         if rows is None:
             _, rows = next(self._batches)
-            # The rows, and the pages that they come from.
+            # The rows, and the pages that contain them.
             self.weight = _CURSOR_OVERHEAD_BYTES + 2 * rows.get_total_buffer_size()
         found = cut(rows, bytes_max=bytes_max)
         self._rest = rows.slice(found.num_rows) if found.num_rows < rows.num_rows else None
@@ -181,8 +181,9 @@ class Cursor:
 
 CursorKey = tuple[Path, str, int]
 _cursors: LruCache[CursorKey, Cursor] = LruCache(_CURSORS_BYTES_MAX)
-"""By path, checksum and offset. Each holds a file open and some pages, also when nobody comes back
-for it."""
+"""By path, checksum and offset. Each keeps a file open and some pages in memory, even if no reader
+returns for it.
+"""
 
 
 class TopicHistory:
@@ -191,7 +192,7 @@ class TopicHistory:
     def __init__(self, folder: Path) -> None:
         """Read the manifest in the topic's folder; a missing one means an empty history.
 
-        Raises StorageError `log.damaged`, manifest.json or topic.json cannot be trusted.
+        Raises StorageError `log.damaged` if manifest.json or topic.json cannot be trusted.
         """
         self.folder = folder
         self.manifest = Manifest(epoch=0)
@@ -208,7 +209,7 @@ class TopicHistory:
         return self.manifest.handed_over
 
     def reload(self) -> None:
-        """Load the manifest again; on StorageError the snapshot stays as it was."""
+        """Load the manifest again; on StorageError the snapshot stays unchanged."""
         self.manifest = manifests.load_current(self.folder) or Manifest(epoch=0)
 
     def check_files(self) -> None:
@@ -233,8 +234,8 @@ class TopicHistory:
     def read(self, offset: int, *, bytes_max: int) -> pa.RecordBatch | None:
         """Rows from `offset` on, at least one, about `bytes_max`; None from `handed_over` on.
 
-        Raises UsageError `log.offset-unknown`, the offset is below `start`; StorageError
-        `log.damaged`, naming the file and its offsets.
+        Raises UsageError `log.offset-unknown` if the offset is below `start`; StorageError
+        `log.damaged`, which names the file and its offsets.
         """
         return self._read_in(
             lambda: self._file_with(offset),
@@ -257,7 +258,7 @@ class TopicHistory:
     def _read_in(
         self, choose: Callable[[], HistoryFile | None], read: Callable[[HistoryFile], T]
     ) -> T | None:
-        """Read in the file that is chosen, and choose again if it was replaced meanwhile."""
+        """Read in the chosen file, and choose again if it was replaced meanwhile."""
         for _ in range(_RETRIES_MAX):
             file = choose()
             if file is None:

@@ -1,4 +1,4 @@
-"""Caches of the log: the batches written last, and what was read last."""
+"""Caches of the log: the batches written last, and the data read last."""
 
 import threading
 from collections import OrderedDict, deque
@@ -12,8 +12,9 @@ from polybus.scan import TopicEnd
 K = TypeVar("K")
 V = TypeVar("V")
 _BATCH_OVERHEAD_BYTES = 512
-# A read of one message is ten objects for ten bytes of text. Thousands of them, each made between
-# two connections of a storm, would keep the memory of all those connections from the system.
+# A read of one message makes ten objects for ten bytes of text. Thousands of reads, each between
+# two connections of a storm, would keep the allocator from returning the memory of those
+# connections.
 _READS_MAX = 1024
 _ENTRY_OVERHEAD_BYTES = 128
 
@@ -21,8 +22,8 @@ _ENTRY_OVERHEAD_BYTES = 128
 class RecentBatches:
     """The batches written last, over all topics: each stays in its topic's tail while they fit.
 
-    They are dropped by socket read, because all batches of a read share its memory. For the
-    committer's thread.
+    All batches of a socket read share its memory, so they are dropped together. Only the
+    committer's thread uses this.
     """
 
     def __init__(self, *, bytes_max: int) -> None:
@@ -59,7 +60,7 @@ def _extra_bytes(batch: Batch) -> int:
 
 
 class LruCache(Generic[K, V]):
-    """The values that were used last, up to a total weight. For any thread.
+    """The most recently used values, up to a total weight. Thread-safe.
 
     A value in use may be taken out and put back later, so that no two threads share it.
     """

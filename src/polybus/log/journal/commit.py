@@ -56,7 +56,7 @@ class Encoder:
     """Encodes batches as commits, in a buffer that the next commit overwrites."""
 
     def __init__(self, owners: Mapping[str, str] = NO_OWNERS) -> None:
-        """`owners` are the accounts of topics, as they change; one that is missing is default's."""
+        """`owners` has the accounts of topics, as they change; a missing one means `default`."""
         self._messages = MessageWriter()
         self._owners = owners
 
@@ -85,9 +85,9 @@ def _checksum(pieces: list[memoryview]) -> int:
 
 
 def _padded(note: bytes) -> bytes:
-    """The note padded with spaces, so that there are few sizes: headers are cached by size.
+    """The metadata padded with spaces to one of few sizes, because headers are cached by size.
 
-    Padding adds at most a sixteenth to a large note.
+    Padding adds at most a sixteenth to large metadata.
     """
     step = max(NOTE_BYTES_STEP, 1 << len(note).bit_length() - 5)
     return note.ljust(-(-len(note) // step) * step)
@@ -140,7 +140,7 @@ def verify(message: Buffer) -> None:
 
 
 def note_of(message: Buffer) -> CommitNote:
-    """The note of a verified commit. Raises Damaged."""
+    """The metadata of a verified commit. Raises Damaged."""
     metadata = _metadata(memoryview(message))
     start = metadata.find(_JSON_START)
     size = int.from_bytes(metadata[start - 4 : start], "little")
@@ -153,7 +153,7 @@ def note_of(message: Buffer) -> CommitNote:
 def size_of(start: Buffer) -> int:
     """The size of the message at `start`, which must include all its metadata. Raises Damaged.
 
-    Nothing is verified yet, so the size is only a hint where to look.
+    Nothing is verified yet, so the size is only a hint.
     """
     metadata = _metadata(memoryview(start))
     try:

@@ -1,16 +1,16 @@
 """The committer: the thread that decides when queued batches are written and when fsync happens.
 
-The thread of the bus queues batches. The committer writes everything that waits, of all topics, as
-one commit, syncs it, records it in the index, and only then reports it as durable. Batches that
-arrive during a sync form the next commit.
+The thread of the bus queues batches. The committer writes all queued batches, of all topics, as one
+commit, syncs it, records it in the index, and only then reports it as durable. Batches that arrive
+during a sync form the next commit.
 
     queued → (commit_bytes, commit_delay_ms, or urgent) → written → synced → indexed → durable
 
 With durability "fsync" every commit is synced before the next; with "interval" the commits of
 `fsync_interval_ms` are synced together on a second thread while commits continue. Written batches
 are released from memory. When the disk fails, the committer accepts nothing more, and every second
-it writes unsynced commits again at their positions. log/journal/recovery.py lists what a restart
-makes of each prefix of these writes.
+it writes unsynced commits again at their positions. log/journal/recovery.py says how a restart
+recovers from each prefix of these writes.
 """
 
 import logging
@@ -43,8 +43,9 @@ NEVER = 1 << 62
 BATCH_OVERHEAD_BYTES = 512
 MESSAGE_OVERHEAD_BYTES = 32
 GRACE = 0.25
-"""How much longer than `commit_delay_ms`, as a part of it, a commit waits for an append to cause
-it: the bus has then just delivered, and rarely needs the interpreter's lock, as a commit does."""
+"""The part of `commit_delay_ms` that a commit waits longer for an append to trigger it: the bus has
+then just delivered, so it rarely competes with the commit for the interpreter's lock.
+"""
 COMMIT_BYTES_FACTOR = 2
 """A commit takes up to this many times `commit_bytes`; the rest of the queue goes into further
 commits under the same sync. Larger commits are slower, because they exceed the CPU caches."""
@@ -77,7 +78,7 @@ class Bell:
         try:
             self._silence.release()
         except RuntimeError:
-            # It rang before, and nobody has waited since.
+            # It is set already, and no thread has waited since.
             pass
 
     def clear(self) -> None:
@@ -157,7 +158,7 @@ class Committer:
     @property
     def commits_stop(self) -> int:
         """A number above that of every commit that holds what was appended so far."""
-        # Before `_commit`: what is written meanwhile is then counted twice, not left out.
+        # Read before `_commit`: what is written meanwhile is counted twice, not left out.
         durable = self.durable
         return self._commit + self._ticket - durable
 
@@ -294,7 +295,7 @@ class Committer:
         self._urgent = False
         self._take()
         if self._groups:
-            # More will probably follow. To look after the delay is cheaper than to be woken.
+            # More will probably follow. Polling after the delay is cheaper than being woken.
             self._gather()
         else:
             self._gather_until = None
@@ -371,7 +372,7 @@ class Committer:
         synced, self._syncing = self._syncing, []
         self._writer.index([one.entry for one in synced])
         self.durable += sum([one.tickets for one in synced])
-        # Before anybody gets a receipt: a peer that then sends more must not be refused.
+        # Before a receipt is sent: a peer that then sends more must not be refused.
         self._recovered()
         _tell(self._callbacks.on_durable, self.durable)
         # Receipts do not wait for the rest.
@@ -392,7 +393,7 @@ class Committer:
 
     def _roll(self) -> None:
         """Sync every commit, seal the segment and begin the next."""
-        # The age may have been reached, or a seal requested, just after the last look at what is
+        # The age may have been reached, or a seal requested, just after the last check of what is
         # due: commits that are indexed later would be in the next segment's index.
         self._sync()
         writer = self._writer
@@ -438,8 +439,8 @@ class Committer:
 
 
 def _tell(listener: Callable[[T], None], news: T) -> None:
-    """Call a listener. Its failure, for example a closed loop, must not look like a disk error."""
+    """Call a callback. Its failure, for example a closed loop, must not look like a disk error."""
     try:
         listener(news)
     except Exception:
-        logger.exception("a listener of the log failed")
+        logger.exception("a callback of the log failed")

@@ -1,13 +1,15 @@
-"""journal/floor.json: up to which offset each topic's rows were deleted from the journal.
+"""journal/floor.json: the low watermark of each topic in the journal.
 
-Rows leave the journal because history has them. If a topic's history ends before its floor, the
-folder mixes two moments, as a copy with a hand-over in between does, or its manifest was lost: rows
-are missing, even if no later row shows the gap.
+Its rows below that offset were deleted from the journal.
+
+Rows are deleted from the journal when history has them. If a topic's history ends before its floor,
+rows are missing, even if no later row shows the gap: the manifest was lost, or the folder was
+copied while a hand-over ran.
 
 Order of writes: manifests with the rows, the floor, then the deletion of segments. A crash before
-the deletion leaves rows that both have. A topic leaves the floor only with the proof of its
-deletion (log/topics.py), and the proof stays until then. The file has a checksum; a start writes a
-damaged or missing one again.
+the deletion leaves rows that both have. A topic is removed from the file only with the proof of its
+deletion (log/topics.py), which stays until then. The file has a checksum; a start rewrites it if it
+is damaged or missing.
 """
 
 import logging
@@ -28,7 +30,7 @@ logger = logging.getLogger("polybus.log")
 NAME = "floor.json"
 
 Floor = dict[str, tuple[int, int]]
-"""By topic: its epoch, and the offset after its last row that was deleted."""
+"""By topic: its epoch, and the offset after its last deleted row."""
 
 
 class _FloorNote(msgspec.Struct, frozen=True):
@@ -42,12 +44,12 @@ def load(data: Path) -> Floor | None:
 
 
 def load_or_make(data: Path, handed_over: Floor, disk: Disk) -> Floor:
-    """The floor; if it is damaged or missing, that of the topics' hand-over offsets is written."""
+    """The floor; if damaged or missing, it is rewritten from the topics' hand-over offsets."""
     found = None
     try:
         found = load(data)
     except StorageError as error:
-        logger.error("%s: %s; it is written again", error.code, error.text)
+        logger.error("%s: %s; the file is rewritten", error.code, error.text)
     if found is None and handed_over:
         _save(data, handed_over, disk)
     return handed_over if found is None else found
@@ -61,7 +63,7 @@ def lift(data: Path, deleted: Iterable[TopicRows], disk: Disk) -> None:
     floor = dict(before or {})
     for rows in deleted:
         floor[rows.topic] = max(floor.get(rows.topic, (0, 0)), (rows.epoch, rows.stop_offset))
-    # Not those of deleted topics, or it would grow forever.
+    # Without deleted topics, or it would grow forever.
     buried = {path.name for path in trash_folder(data).glob("*")}
     kept = {
         topic: (epoch, stop)
@@ -77,6 +79,6 @@ def _save(data: Path, floor: Floor, disk: Disk) -> None:
 
 
 def missing(topic: str, epoch: int, stop: int, floor: Floor) -> tuple[int, int] | None:
-    """The first and last offset that a topic which ends at `stop` has lost; None if none."""
+    """The first and last offset that a topic ending at `stop` has lost; None if it lost none."""
     floor_epoch, floor_stop = floor.get(topic, (epoch, 0))
     return (stop, floor_stop - 1) if floor_epoch == epoch and stop < floor_stop else None

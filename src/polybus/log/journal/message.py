@@ -40,7 +40,7 @@ BESIDE_ROWS_MAX = 1024
 """From this size and up to this row count, values are not copied."""
 # Indexes of columns among the nodes; the three children of `headers` follow it.
 _KEY_NODE, _HEADERS_NODE, _CHILD_NODES = 4, 6, (7, 8, 9)
-# A flatbuffer string has its length before it and a zero after it. The note, JSON, has no zeros.
+# A flatbuffer string has its length before it and a zero after it. JSON metadata has no zeros.
 _DIGITS_ENTRY = len(DIGITS).to_bytes(4, "little") + DIGITS + b"\x00"
 _HEADERS_TYPE = SCHEMA.field("headers").type
 _LENGTH = struct.Struct("<q")
@@ -49,7 +49,7 @@ NO_OWNERS: Mapping[str, str] = {}
 
 
 def own_pages(size: int) -> mmap.mmap:
-    """Memory that returns to the system as soon as it is unused, without an allocator between."""
+    """Memory that returns to the system as soon as it is freed, because no allocator keeps it."""
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
@@ -65,7 +65,7 @@ class MessageWriter:
         self._headers: dict[int, _Header] = {}
 
     def write(self, rows: GroupedRows, note: bytes) -> tuple[list[memoryview], int]:
-        """Encode the rows, with the note as metadata.
+        """Encode the rows, with this metadata.
 
         Returns the bytes in pieces, and the position of the checksum digits in the first.
         """
@@ -97,7 +97,7 @@ class GroupedRows:
     """
 
     def __init__(self, batches: Iterable[Batch], owners: Mapping[str, str] = NO_OWNERS) -> None:
-        """`owners` are the accounts of topics; one that is missing is the default account's."""
+        """`owners` has the accounts of topics; a missing one means the default account."""
         self._batches, self.topics, self._runs = scan.rows_by_topic(
             batches, TopicRows, names.ACCOUNT
         )
@@ -122,7 +122,7 @@ class GroupedRows:
         self._is_beside = self._value_bytes >= BESIDE_BYTES_MIN and self.count <= BESIDE_ROWS_MAX
 
     def nodes(self) -> dict[int, int]:
-        """Row and null counts that are not those of one row times the row count, by index."""
+        """By index, the row and null counts that are not the row count times those of one row."""
         found = {}
         if self._keys is not None:
             found[2 * _KEY_NODE + 1] = self._keys.null_count
@@ -201,7 +201,7 @@ def _values_of(batches: list[Batch]) -> list[memoryview]:
 
 
 class _Header:
-    """The header of a message for a note of some size, and the positions of its counts.
+    """The header of a message with metadata of some size, and the positions of its counts.
 
     The flatbuffer tables are `Message` (field 2 the record batch, field 3 the body's length) and
     `RecordBatch` (field 0 the row count, 1 the nodes, 2 the buffers). A node has the row count and
@@ -240,7 +240,7 @@ class _Header:
 
 @functools.cache
 def _one_row() -> pa.RecordBatch:
-    # Lazily: pyarrow may import pandas for this, and not every process that imports us writes.
+    # Lazily: pyarrow may import pandas for this, and some processes that import this never write.
     row = {"account": "a", "topic": "t", "offset": 0, "timestamp": 0, "value": b"v"}
     row |= {"protocol": "p", "sender": "s"}
     return pa.RecordBatch.from_pylist([row], schema=SCHEMA)
@@ -256,7 +256,7 @@ def rows_of(batch: Batch) -> pa.RecordBatch:
     """The rows of a batch that has offsets; a batch that was read from rows returns these."""
     if batch.stored is not None:
         return batch.stored
-    # A separate writer, because the rows stay in its memory.
+    # A separate writer, because the rows refer to its memory.
     pieces, _ = MessageWriter().write(GroupedRows([batch]), b" " * 64)
     return read_rows(pieces[0] if len(pieces) == 1 else b"".join(pieces))
 

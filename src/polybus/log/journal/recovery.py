@@ -1,4 +1,4 @@
-"""Recovery: what the journal holds when a bus starts, where it continues, and what is damaged.
+"""Recovery: what the journal contains when a bus starts, where it continues, what is damaged.
 
 Order of writes of a commit: segment bytes, fsync, index record. Of a segment: head, fsync, fsync of
 the folder; at its end the end marker, fsync, seal record of the index, fsync. Recovery accepts
@@ -10,7 +10,7 @@ every prefix:
 - Whole commits without an index record, or a lost or damaged index: the commits are found in the
   segment, synced, and the index is replaced (`_write_index`).
 - An end marker without a seal record: the index is replaced likewise.
-- Rows that history has already (the hand-over replaced the manifest and a crash came before the
+- Rows that history already has (the hand-over replaced the manifest and a crash came before the
   segment was deleted): `restore` skips rows below the manifest's hand-over offset.
 - An index without a segment: a segment that is handed over is deleted before its index. If history
   has all rows of the index, it is deleted; else the segment was lost, and its topics are frozen
@@ -110,12 +110,12 @@ def recover(data: Path, disk: Disk) -> Recovered:
 
 
 def restore(topics: Mapping[str, JournalTopic], recovered: Recovered) -> set[TopicKey]:
-    """Tell each topic where its messages are in the journal; freeze topics that miss any.
+    """Give each topic the positions of its messages in the journal; freeze topics that lack any.
 
-    Return the topics and epochs of rows that belong to none of the topics.
+    Return the topics and epochs of rows that belong to no known topic.
     """
     strays: set[TopicKey] = set()
-    # Topics that may have had messages in damaged bytes; a later commit without a gap clears one.
+    # Topics that may have messages in damaged bytes, until a later commit shows no gap.
     suspects: dict[str, str] = {}
     for segment in recovered.segments:
         holes = dict(segment.holes)
@@ -200,7 +200,9 @@ def _recover_segment(
 
 
 def torn_from(segment: Segment) -> int | None:
-    """Where a torn write begins: bytes for which no receipt was sent. None without one."""
+    """Where a torn write begins: bytes for which no receipt was sent. None if there is no torn
+    write.
+    """
     scan = segment.scan
     if scan is None or not scan.holes:
         return scan.end if scan is not None and scan.tail else None
@@ -232,7 +234,7 @@ def _begin_again(segment: RecoveredSegment, disk: Disk) -> None:
 
 
 def _change(path: Path, disk: Disk, *, truncate_to: int | None = None, append: bytes = b"") -> None:
-    """Truncate a file and append to it, if asked to; sync it in any case."""
+    """Truncate a file and append to it, if requested; always sync it."""
     file = disk.open(path)
     try:
         if truncate_to is not None:

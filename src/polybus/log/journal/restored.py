@@ -1,9 +1,9 @@
-"""How large a topic is after a restart: the messages that the journal held when the log was opened.
+"""Estimates how large a topic is after a restart: its messages in the journal at that time.
 
-The index knows their number and the size of whole commits, which topics share. So their mean size
-is estimated from a sample: the topic's last commit in each segment, newest segment first, until
-SAMPLE_BYTES_MAX or SAMPLE_COMMITS_MAX are read of all topics together. A topic of which nothing is
-read gets the mean of all that were. Values are counted, without keys and headers.
+The index has their number and the size of whole commits, which topics share. So their mean size is
+estimated from a sample: the topic's last commit in each segment, newest segment first, until
+SAMPLE_BYTES_MAX or SAMPLE_COMMITS_MAX are read for all topics together. A topic without a sample
+gets the mean of all samples. Values are counted, without keys and headers.
 """
 
 from collections import defaultdict
@@ -24,7 +24,7 @@ SAMPLE_COMMITS_MAX = 2000
 
 
 def estimate_sizes(topics: Iterable[JournalTopic]) -> None:
-    """Set `restored_mean_bytes` of the topics that the journal has messages of."""
+    """Set `restored_mean_bytes` of the topics that have messages in the journal."""
     found = {log: [0, 0] for log in topics if log.places.start is not None}
     left_bytes, left_commits = SAMPLE_BYTES_MAX, SAMPLE_COMMITS_MAX
     for (segment, position, size), parts in _samples(found):
@@ -34,7 +34,7 @@ def estimate_sizes(topics: Iterable[JournalTopic]) -> None:
         try:
             values = read_rows(read_message(segment, position, size)).column("value")
         except (Damaged, OSError):
-            continue  # A reader of these messages gets the error.
+            continue  # A reader of these messages will get the error.
         for log, rows in parts:
             found[log][0] += rows.row_count
             found[log][1] += _size(values.slice(rows.first_row, rows.row_count))

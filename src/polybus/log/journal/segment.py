@@ -118,7 +118,7 @@ class SegmentScan:
 
     Attributes:
         entries: the whole commits, in order.
-        notes: the descriptions of the commits.
+        notes: the metadata of the commits.
         holes: (start, stop, reason) of bytes between commits that are not a commit.
         end: where the last whole commit ends.
         sealed: only the end marker follows.
@@ -210,7 +210,7 @@ def _next_message(file: int, position: int, file_bytes: int) -> int:
 
 
 class Segment:
-    """A segment as its files show it: the index, and the commits after the last indexed one.
+    """A segment as its files describe it: the index, and the commits after the last indexed one.
 
     Attributes:
         head: the size of its head; None if that is damaged.
@@ -297,7 +297,7 @@ class SegmentWriter:
         self.commit_count = count
         self._disk = disk
         self._index_bytes = index_end
-        # The index may have bytes behind these.
+        # The index may have bytes after these.
         self._index_is_torn = True
         self._unindexed = b""
         self.ended = False

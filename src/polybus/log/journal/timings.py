@@ -1,6 +1,6 @@
-"""How long something took, counted in buckets: one addition per fsync or commit, never per message.
+"""Histograms of durations: one addition per fsync or commit, never per message.
 
-One thread adds. Others read without a lock: what they see may lack the last addition.
+One thread adds. Others read without a lock, so they may miss the last addition.
 """
 
 from bisect import bisect_left
@@ -18,6 +18,6 @@ class Timings:
         self.total_s = 0.0
 
     def add(self, seconds: float) -> None:
-        """A clock that was set back counts as no time."""
+        """Count a duration; a negative one, after the clock was set back, counts as 0."""
         self.counts[bisect_left(BOUNDS_S, seconds)] += 1
         self.total_s += max(seconds, 0.0)

@@ -50,7 +50,7 @@ class LogShared:
         self._reread: LruCache[tuple[Path, int], pa.RecordBatch] = LruCache(REREAD_BYTES_MAX)
 
     def opened(self) -> None:
-        """The log is open: report damage from now on; `Log.frozen` has what was found before."""
+        """The log is open: report damage from now on. `Log.frozen` has the damage found before."""
         self._is_open = True
 
     def report_frozen(self, topic: str) -> None:
@@ -65,7 +65,7 @@ class LogShared:
 
     def seal(self, segment: Path) -> None:
         # Maintenance is not woken: under full load a segment fills every second, and the hand-over
-        # would run all the time. It takes all sealed segments every `handover-interval-s`.
+        # would run all the time. Every `handover-interval-s` it takes all sealed segments.
         with self.lock:
             self.sealed = [*self.sealed, segment]
 
@@ -108,11 +108,11 @@ class LogShared:
 
 
 class JournalTopic(scan.TopicEnd):
-    """The end of a topic, and its commits; where its older messages are is up to the TopicLog.
+    """The end of a topic, and its commits in the journal. TopicLog has the older messages.
 
     Attributes:
-        restored_mean_bytes: about how large a message is that the journal had when the log was
-            opened (log/journal/restored.py); None if it had none.
+        restored_mean_bytes: the estimated mean size of the messages that the journal had when the
+        log was opened (log/journal/restored.py); None if it had none.
     """
 
     __slots__ = ("_shared", "name", "restored_mean_bytes")

@@ -45,14 +45,14 @@ logger = logging.getLogger("polybus.server")
 EPOCH_BYTES = 5
 CREATE_TRIES = 5
 CREATED_AT_ONCE = 1000
-"""Topics in one request. A controller writes 10,000 records at once at most, about six for each."""
+"""Topics in one request. A controller writes at most 10,000 records at once, about six for each."""
 MISSING_S = 60.0
 """A topic that Kafka has not shown for this long was deleted by another program."""
 
 
 @dataclass(frozen=True, slots=True)
 class MadeTopic:
-    """A Kafka topic that has no record yet: its id, and the last record of the topic."""
+    """A Kafka topic without a record yet: its id, and the last record of the topic."""
 
     id: str
     is_new: bool
@@ -60,7 +60,7 @@ class MadeTopic:
 
 
 class TopicDirectory:
-    """`topics` are those that exist, by name; `followed` what is fetched, by Kafka name."""
+    """`topics` are those that exist, by name; `followed` those that are fetched, by Kafka name."""
 
     def __init__(
         self,
@@ -103,7 +103,9 @@ class TopicDirectory:
         self._link.on_refreshed.append(self._look)
 
     def handing_on(self, arrived: Arrived) -> Arrived:
-        """What takes fetched messages: the registry's here, all others by `arrived`."""
+        """The function that takes fetched messages: those of the registry here, others by
+        `arrived`.
+        """
 
         def hand_on(followed: Followed, batches: list[Batch]) -> None:
             if followed is self._registry:
@@ -176,7 +178,8 @@ class TopicDirectory:
     ) -> None:
         """Create a topic with the epoch and the first offset that it has in another log.
 
-        Raises UsageError `topic.exists`, the topic, or messages of its name in Kafka; StorageError.
+        Raises UsageError `topic.exists` if the topic, or messages under its name in Kafka, exist;
+        StorageError.
         """
         refused: Refusals = {}
         made = (await self._make({topic: settings}, refused)).get(topic)
@@ -197,8 +200,8 @@ class TopicDirectory:
     async def create(self, wanted: Mapping[str, TopicSettings]) -> dict[str, KafkaTopic]:
         """Create the topics that do not exist, and return them; another node may be faster.
 
-        Raises UsageError `topic.invalid`, `cluster.topic`; StorageError: for one of those that
-        cannot be created, when all others are.
+        Raises UsageError `topic.invalid`, `cluster.topic`, or StorageError, for one that cannot be
+        created, when all others exist.
         """
         created: dict[str, KafkaTopic] = {}
         refused: Refusals = {}
@@ -245,7 +248,7 @@ class TopicDirectory:
     async def _make(
         self, wanted: Mapping[str, TopicSettings], refused: Refusals
     ) -> dict[str, MadeTopic]:
-        """Make the Kafka topics of those topics that do not exist; `refused` gets the others."""
+        """Create the missing Kafka topics; `refused` gets those that cannot be created."""
         names: dict[str, str] = {}
         for topic in [one for one in wanted if one not in self.topics]:
             try:
@@ -268,7 +271,7 @@ class TopicDirectory:
         for name in old_ids.keys() - new:
             state = self._link.partitions.get(name)
             if state is not None and state.topic_id.hex() == old_ids[name]:
-                # The deletion, or the import, did not get that far.
+                # A crash interrupted the deletion, or the import, before this.
                 await self._kafka.remove(name, old_ids[name])
                 again = await self._kafka.make({name: configs[name]})
                 new |= again[0]
@@ -286,7 +289,7 @@ class TopicDirectory:
         }
 
     async def _write(self, records: Sequence[TopicRecord]) -> None:
-        """Return when the records have arrived here, whether they count or not."""
+        """Write records; return when they have arrived here, whether they count or not."""
         if not records:
             return
         offset = await self._kafka.write(records)
@@ -295,7 +298,8 @@ class TopicDirectory:
     def _next_epoch(self, last: TopicRecord | None) -> int:
         """The same on every node, so that two that create a topic at once agree.
 
-        The base differs from that of any other cluster, whose positions must not fit here.
+        The base differs from that of any other cluster, so that positions of others are not valid
+        here.
         """
         return max(self._epoch_base, 0 if last is None else last.epoch) + 1
 
@@ -323,10 +327,10 @@ class TopicDirectory:
     # Changes by other programs
 
     def _look(self) -> None:
-        """Find topics that were deleted or recreated by other programs than Polybus."""
+        """Find topics that another program deleted or recreated."""
         now_s = self._link.loop.time()
         if self._registry.name not in self._link.partitions:
-            # A broker that has just started knows nothing yet.
+            # A broker that has just started does not know the topics yet.
             return
         for name in self._hidden:
             self._repair(self._records[name])
@@ -347,7 +351,7 @@ class TopicDirectory:
                 self._repair(_record(topic.topic, topic.epoch + 1, shown, record.settings), topic)
 
     def _repair(self, record: TopicRecord, shown: KafkaTopic | None = None) -> None:
-        """Write a record, if all brokers agree about what one of them has shown of a topic."""
+        """Write a record, if all brokers agree with what one of them reported of a topic."""
         if record.topic not in self._repairing:
             self._repairing.add(record.topic)
             self._link.start(self._write_repaired(record, shown))
@@ -360,13 +364,13 @@ class TopicDirectory:
                     await self._strengthen(shown)
                 await self._write([record])
         except (PolybusError, *LINK_ERRORS):
-            # The next look at Kafka's topics finds it again.
+            # The next check of Kafka's topics finds it again.
             pass
         finally:
             self._repairing.discard(record.topic)
 
     async def _strengthen(self, topic: KafkaTopic) -> None:
-        """Correct the settings of a topic that another program has recreated, as far as it goes.
+        """Correct the settings of a topic that another program has recreated, as far as possible.
 
         It stays a topic of the bus: readers and publishers use it already.
         """
@@ -374,7 +378,7 @@ class TopicDirectory:
             configs = self._kafka.configs(topic.record.settings, topic.topic)
             raise_first(await self._kafka.adopt({topic.name: configs}))
         except PolybusError as error:
-            logger.warning("a receipt of topic %r promises less: %s", topic.topic, error)
+            logger.warning("receipts of topic %r have a weaker guarantee: %s", topic.topic, error)
 
     async def _ids_at_brokers(self, name: str) -> set[str]:
         """The ids under which the brokers show a Kafka topic; "" if one does not show it.

@@ -1,9 +1,9 @@
-"""The topics that a broker is asked for: a fetch names only those whose position has changed.
+"""Fetch sessions: a fetch names only the topics whose position has changed.
 
-The broker remembers the others, and its answer names only topics with news (Kafka's incremental
-fetch sessions, KIP-227): a topic without messages costs nothing. It serves topics in turn: one that
-has got messages goes behind the others. A broker that has no room for a session gets all topics
-with each request, in that order.
+The broker remembers the others, and its answer names only topics with new messages (Kafka's
+incremental fetch sessions, KIP-227): an idle topic costs nothing. It serves topics round-robin: one
+that got messages moves to the end. If a broker has no room for a session, each request names all
+topics, in that order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from polybus.log.kafka.link import READ_COMMITTED
 WAIT_MS = 250
 """How long a broker holds a fetch without messages; a new topic may wait as long."""
 TOPIC_BYTES_MAX = 2 << 20
-"""More than a full RecordBatch of a node has in most cases (`producing.RECORDS_BYTES_MAX`).
+"""Larger than most full RecordBatches of a node (`producing.RECORDS_BYTES_MAX`).
 
 A broker gives a larger one only to the first topic of a fetch that has messages.
 """
@@ -103,7 +103,7 @@ class FetchSession:
         return SessionFetch(self._session, self._number, wanted, left)
 
     def answered(self, answer: Any) -> list[tuple[Followed, Any]] | None:
-        """The topics with news, and what the broker says of each; None if it has no session."""
+        """The topics with new data, and the broker's answer for each; None if it has no session."""
         if answer.error_code:
             self.begin_again()
             return None

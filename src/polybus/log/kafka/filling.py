@@ -1,4 +1,4 @@
-"""Lets the offsets of a new Kafka topic begin where those of its source do.
+"""Makes the offsets of a new Kafka topic begin where those of its source begin.
 
 Kafka gives the first record the offset 0. So empty records are written up to the first offset, and
 removed again. Each has a sequence number, so it is stored once however often it is sent, and its
@@ -22,7 +22,7 @@ FILL_COUNT = 100_000
 async def fill(link: KafkaLink, kafka: KafkaTopics, name: str, start: int) -> None:
     """Write and remove empty records in a Kafka topic without records.
 
-    Raises UsageError `topic.exists`, there are others; StorageError.
+    Raises UsageError `topic.exists` if it has other records; StorageError.
     """
     producer = await new_producer(link)
     stop = 0

@@ -1,8 +1,8 @@
 """Following topics: every node fetches what the cluster has confirmed, in its order.
 
-One fetch per broker is under way, for all topics that it leads. Fetches are `read_committed`: what
-a transaction has not committed, or aborted, is not there. A topic's fetched batches are handed on
-together, with their epoch and offsets.
+One fetch per broker is under way, for all topics that it leads. Fetches are `read_committed`:
+messages of open or aborted transactions are not visible. The batches that a fetch brings of a topic
+are passed on together, with their epoch and offsets.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ READ_BYTES = 1 << 20
 
 
 Arrived = Callable[[Followed, list[Batch]], None]
-"""Takes the new messages of a topic; `position` and `start` are up to date. May be none."""
+"""Called with the new messages of a topic, perhaps none; its `position` and `start` are current."""
 
 
 class Following:
     """Fetches topics. All runs on the link's loop."""
 
     def __init__(self, link: KafkaLink, followed: Mapping[str, Followed], arrived: Arrived) -> None:
-        """`followed` has the topics by their Kafka name; the caller changes it as it likes."""
+        """`followed` has the topics by their Kafka name; the caller may change it at any time."""
         self._link = link
         self._followed = followed
         self._arrived = arrived
@@ -58,14 +58,14 @@ class Following:
         self._begin()
 
     def hold(self, *, is_full: bool) -> None:
-        """Fetch no more while the bus has not taken what arrived."""
+        """Stop fetching until the bus has taken what arrived."""
         if is_full:
             self._has_room.clear()
         else:
             self._has_room.set()
 
     def _begin(self) -> None:
-        """After each look at the brokers: who leads which topic?"""
+        """Assign topics to their leaders after each update of the metadata."""
         led: dict[int | None, dict[str, Followed]] = {}
         for name, one in self._followed.items():
             led.setdefault(self._link.leader_of(name), {})[name] = one
@@ -110,7 +110,7 @@ class Following:
     async def _find_start(self, one: Followed) -> bool:
         """If retention was faster than this node, continue with the first message that is left.
 
-        Otherwise a broker answered that no longer leads, or leads again and is behind: ask later.
+        Otherwise the broker that answered no longer leads, or leads again and lags: retry later.
         """
         start = (await self._link.offsets([one.name], EARLIEST)).get(one.name, 0)
         if start <= one.position:
@@ -122,7 +122,7 @@ class Following:
         return True
 
     def _take(self, one: Followed, data: bytes, aborted: list[Any]) -> bool:
-        """Hand on what was fetched; False if it is damaged: the topic stops there."""
+        """Pass on what was fetched; False if it is damaged: the topic stops there."""
         is_good = True
         found: list[Batch] = []
         stop = one.position
@@ -141,7 +141,7 @@ class Following:
         return is_good
 
     def _advance(self, one: Followed, stop: int, batches: list[Batch]) -> None:
-        """Hand messages on, the last of which is before an offset."""
+        """Pass on messages that end before an offset."""
         one.position = stop
         for session in self._sessions.values():
             session.moved(one)
@@ -149,14 +149,14 @@ class Following:
 
 
 class AbortedRanges:
-    """What a fetch says of aborted transactions, while its RecordBatches are seen in order."""
+    """The aborted transactions of a fetch, while its RecordBatches are read in order."""
 
     def __init__(self, aborted: list[Any]) -> None:
         self._waiting = sorted(aborted, key=lambda one: one[1])
         self._open_ids: set[int] = set()
 
     def hides(self, fetched: Fetched) -> bool:
-        """Whether a RecordBatch belongs to one; it is behind all that were asked for before."""
+        """Whether a RecordBatch belongs to one. Call it in the order of the offsets."""
         while self._waiting and self._waiting[0][1] < fetched.next_offset:
             self._open_ids.add(self._waiting.pop(0)[0])
         if fetched.is_marker:
@@ -165,7 +165,7 @@ class AbortedRanges:
 
 
 def committed(topic: str, data: bytes, aborted: list[Any]) -> Iterator[tuple[list[Batch], int]]:
-    """The committed messages of a fetch, and the offset behind each RecordBatch.
+    """The committed messages of a fetch, and the offset after each RecordBatch.
 
     Raises StorageError `log.damaged`.
     """
@@ -175,7 +175,7 @@ def committed(topic: str, data: bytes, aborted: list[Any]) -> Iterator[tuple[lis
 
 
 def from_offset(batches: list[Batch], offset: int, epoch: int) -> list[Batch]:
-    """Batches without what is before an offset: a fetch begins with a whole RecordBatch."""
+    """Batches without messages before an offset: a fetch begins with a whole RecordBatch."""
     found = []
     for batch in batches:
         batch.epoch = epoch
@@ -195,12 +195,13 @@ async def fetch_at(
     bytes_max: int,
     within_s: float = ANSWER_TIMEOUT_S,
 ) -> list[Batch]:
-    """The messages from an offset on, from the leader; some at least if any is before `stop`.
+    """The messages from an offset on, from the leader; at least one if any is before `stop`.
 
     `stop` is an end that some leader has confirmed. A new leader may not know yet that all replicas
-    have what is before it, and answers with less: that is not a gap, so it is asked again.
+    have the messages before it, and answers with fewer: that is not a gap, so the fetch is
+    repeated.
 
-    Raises StorageError `log.unreachable`, `log.damaged`; LookupError, the offset is gone.
+    Raises StorageError `log.unreachable`, `log.damaged`; LookupError if the offset was removed.
     """
     position = offset
     deadline = time.monotonic() + within_s
@@ -240,7 +241,7 @@ async def fetch_bytes(
             if position < start:
                 raise LookupError(position)
         if error == CORRUPT:
-            text = f"topic {one.topic!r}, offset {position}: its leader says that its file is"
+            text = f"topic {one.topic!r}, offset {position}: its leader reports that its file is"
             raise StorageError("log.damaged", f"{text} damaged")
         if not error:
             one.answered_by = -1 if leader is None else leader
@@ -257,7 +258,7 @@ def _silent(one: Followed) -> StorageError:
 async def read_to(
     link: KafkaLink, one: Followed, stop: int, hand_on: Callable[[list[Batch]], None]
 ) -> None:
-    """Hand on everything up to an offset, before the topic is followed. Raises as `fetch_at`."""
+    """Pass on everything up to an offset, before it is followed. Raises as `fetch_at` does."""
     while one.position < stop:
         found = await fetch_at(link, one, one.position, stop, READ_BYTES)
         one.position = found[-1].last_offset + 1 if found else stop

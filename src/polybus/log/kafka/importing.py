@@ -8,7 +8,7 @@ from polybus.log.kafka.log import KafkaLog
 
 
 class KafkaTarget:
-    """A cluster that topics are copied to. A topic with the epoch of its source is a copy of it."""
+    """A cluster that topics are copied to. A topic with the epoch of its source is its copy."""
 
     def __init__(self, log: KafkaLog) -> None:
         self.log = log

@@ -15,7 +15,7 @@ _PLAIN = re.compile(r"[a-z0-9._-]")
 
 
 def kafka_name(topic: str, prefix: str = "") -> str:
-    """Raises UsageError `topic.invalid`, the name is too long for Kafka."""
+    """The name in Kafka. Raises UsageError `topic.invalid` if it is too long for Kafka."""
     name = "".join(
         char
         if _PLAIN.fullmatch(char)

@@ -1,8 +1,9 @@
-"""The connections to a Kafka cluster, on an event loop of their own in a thread of its own.
+"""The connections to a Kafka cluster, on their own event loop in their own thread.
 
-The bus's loop never waits for a broker: it hands work over with `soon`, and other threads wait for
-an answer with `run`. Requests of one connection are answered in order, so what may wait (a fetch)
-never shares one with what must not (a produce): each purpose has a connection group of its own.
+The bus's loop never waits for a broker: it schedules work with `soon`, and other threads wait for
+an answer with `run`. Kafka answers the requests of one connection in order, so a request that may
+wait (a fetch) never shares a connection with one that must not (a produce): each purpose has its
+own connection group.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ LINK_ERRORS = (KafkaError, OSError, asyncio.TimeoutError)
 class KafkaClient(AIOKafkaClient):  # type: ignore[misc]  # aiokafka has no types
     """Closes connections that the brokers have ended; its base only forgets them.
 
-    A connection whose end has arrived, and whose reader has not run since, would stay open until
-    the garbage collector finds its socket.
+    A connection that the broker has closed, and whose reader has not run since, would stay open
+    until the garbage collector finds its socket.
     """
 
     async def _get_conn(self, node_id: Any, *, group: Any = 0, no_hint: bool = False) -> Any:
@@ -53,10 +54,10 @@ class KafkaClient(AIOKafkaClient):  # type: ignore[misc]  # aiokafka has no type
 
 
 class LinkLoop(asyncio.SelectorEventLoop):
-    """Remembers the connections that are made on it, so that none outlives it.
+    """Tracks the connections that are made on it, so that none outlives it.
 
-    aiokafka forgets some: that of a start which is given up, or one that is being made when the
-    client is closed.
+    aiokafka forgets some: that of an abandoned start, or one that is being made when the client is
+    closed.
     """
 
     def __init__(self) -> None:
@@ -97,15 +98,16 @@ class KafkaLink:
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
-        # What is left if the close took too long.
+        # Connections that are left if the close took too long.
         self.loop.run_until_complete(self._abandon())
         self.loop.close()
 
     # From other threads
 
     def open(self) -> None:
-        """Raises StorageError `log.unreachable`: no broker answers."""
-        # It reports every attempt to reach a broker, many a second; the log says when it failed.
+        """Connect. Raises StorageError `log.unreachable` if no broker answers."""
+        # aiokafka logs every attempt to reach a broker, many per second; this log reports the
+        # failure.
         logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
         self._thread.start()
         try:
@@ -121,7 +123,8 @@ class KafkaLink:
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float = ANSWER_TIMEOUT_S) -> T:
         """Wait for a coroutine.
 
-        Raises StorageError: `log.unreachable`, it takes too long; `log.closed`, the link has ended.
+        Raises StorageError: `log.unreachable` if it takes too long; `log.closed` if the link was
+        stopped.
         """
         future = self.begin(work)
         try:
@@ -170,7 +173,7 @@ class KafkaLink:
         self.start(self._refresh())
 
     async def _close(self) -> None:
-        # Also what other threads still wait for, which could open connections after the close.
+        # Also tasks that other threads still wait for: they could open connections after the close.
         # Until Python 3.12 a task that gets its answer in the same moment continues (`wait_for`).
         while await self._cancel_all():
             pass
@@ -189,7 +192,7 @@ class KafkaLink:
         return bool(open_tasks)
 
     async def _abandon(self) -> None:
-        """Leave no connection behind, whoever has forgotten it."""
+        """Close connections that aiokafka has forgotten."""
         await self._cancel_all()
         if self.loop.abort_connections():
             # Their sockets are closed in the next turn of the loop.
@@ -230,11 +233,11 @@ class KafkaLink:
         raise StorageError("log.unreachable", f"no Kafka broker answers: {last!r}")
 
     def stale(self) -> None:
-        """A broker or leader may have changed: ask soon."""
+        """A broker or leader may have changed: refresh the metadata soon."""
         self._is_stale.set()
 
     async def refreshed(self, tries: int = 0) -> None:
-        """Wait until the metadata was asked for again; longer after each try.
+        """Wait until the metadata was refreshed; longer after each attempt.
 
         A broker needs seconds to make a thousand topics, and each answer lists all of them.
         """
@@ -250,7 +253,7 @@ class KafkaLink:
             self._is_stale.clear()
             with contextlib.suppress(StorageError):
                 await self._ask_metadata()
-            # A flood of stale marks must not become a flood of requests.
+            # Many calls of `stale` must not become as many requests.
             await asyncio.sleep(RETRY_S)
 
     async def _ask_metadata(self) -> None:
@@ -270,8 +273,8 @@ class KafkaLink:
     ) -> dict[str, int]:
         """Offsets of topics: EARLIEST, LATEST, or of a time in ms (-1: none at or after it).
 
-        LATEST is behind the last message; only behind those that no open transaction is before,
-        with READ_COMMITTED.
+        LATEST is the offset after the last message; with READ_COMMITTED, the last one before any
+        open transaction.
 
         Waits for leaders; topics that no longer exist are left out. Raises StorageError.
         """
@@ -283,7 +286,7 @@ class KafkaLink:
     async def offsets_known(
         self, names: list[str], when: int, isolation: int = READ_COMMITTED
     ) -> tuple[dict[str, int], set[str]]:
-        """`offsets` of the topics whose leaders answer; and the other ones that exist."""
+        """`offsets` of the topics whose leaders answer, and the other existing topics."""
         found: dict[str, int] = {}
         missing = set(names)
         deadline = self.loop.time() + ANSWER_TIMEOUT_S

@@ -1,7 +1,7 @@
 """KafkaLog: the Log in a Kafka cluster that several nodes share.
 
 `append` only takes a batch. The link's thread sends it to the leader of its topic; the answer gives
-it its offset and makes its ticket durable. Independently every node follows all topics and hands
+it its offset and makes its ticket durable. Independently every node follows all topics and passes
 on what the cluster has confirmed (`on_arrived`), so that all nodes have one order, and no reader
 sees a message that the cluster may still lose.
 
@@ -55,11 +55,11 @@ from polybus.log.layout import DataLock
 from polybus.log.topics import frozen_error, opened_data, unknown
 
 UNADMITTED_BYTES_MAX = 32 << 20
-"""What was fetched and not yet given to subscribers; beyond it nothing more is fetched."""
+"""Messages that were fetched and not yet given to subscribers; beyond this, fetching stops."""
 CATCH_UP_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 8.0
 LONG_S = 3600.0
-"""For what has a time limit of its own."""
+"""For calls with their own time limit."""
 T = TypeVar("T")
 
 
@@ -89,7 +89,7 @@ class KafkaLog:
     ) -> None:
         """`data` is the node's own folder, which it locks.
 
-        Raises StorageError `log.unreachable`, `log.refused`, or as FileLog.
+        Raises StorageError `log.unreachable`, `log.refused`, or as FileLog does.
         """
         self._clock = clock
         self._options = options
@@ -100,7 +100,7 @@ class KafkaLog:
         self._changed = threading.Condition()
         self._frozen: dict[str, StorageError] = {}
         self._failing: dict[str, StorageError] = {}
-        """Topics that cannot be written to for a while, and why."""
+        """Topics that cannot be written to at the moment, and why."""
         self._ticket = 0
         self._durable = 0
         self._taken_bytes = self._done_bytes = self._fetched_bytes = self._admitted_bytes = 0
@@ -136,7 +136,7 @@ class KafkaLog:
         await self._producing.open()
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float = ANSWER_TIMEOUT_S) -> T:
-        """Wait for Kafka, on a thread without a loop. Raises as `KafkaLink.run`."""
+        """Wait for Kafka, on a thread without an event loop. Raises as `KafkaLink.run` does."""
         try:
             refuse_on_loop()
         except RuntimeError:
@@ -173,7 +173,7 @@ class KafkaLog:
         return self.topic(topic).record.settings
 
     def change_settings(self, topic: str, settings: TopicSettings) -> None:
-        """Waits for the cluster, as `create_topic`."""
+        """Waits for the cluster, as `create_topic` does."""
         self.run(self._directory.change(topic, settings))
 
     def describe(self, topic: str) -> dict[str, int]:
@@ -186,7 +186,7 @@ class KafkaLog:
         return 0
 
     def create_topic(self, topic: str, settings: TopicSettings | None = None) -> Bounds:
-        """Waits for the cluster: not for the bus's thread while it runs."""
+        """Waits for the cluster, so the bus's running thread must not call it."""
         wanted = {topic: settings or TopicSettings()}
         made = self.run(self._directory.create(wanted)).get(topic)
         if made is None:
@@ -194,7 +194,7 @@ class KafkaLog:
         return Bounds(made.epoch, made.start, made.stop)
 
     def import_topic(self, topic: str, settings: TopicSettings, bounds: Bounds) -> None:
-        """Create an empty topic with the epoch and the first offset of another log's.
+        """Create an empty topic with the epoch and the first offset of one in another log.
 
         Raises UsageError `topic.exists`; StorageError.
         """
@@ -202,18 +202,18 @@ class KafkaLog:
         self.run(work, LONG_S)
 
     def create_topics(self, wanted: Mapping[str, TopicSettings]) -> None:
-        """Waits for the cluster, as `create_topic`. Another node may create one meanwhile."""
+        """Waits for the cluster, as `create_topic` does. Another node may create one meanwhile."""
         for topic in wanted:
             if topic in self._directory.topics:
                 raise topic_exists(topic)
         self.run(self._directory.create(wanted), LONG_S)
 
     def delete_topic(self, topic: str) -> None:
-        """Waits for the cluster, as `create_topic`."""
+        """Waits for the cluster, as `create_topic` does."""
         self.run(self._directory.delete(topic))
 
     def _topic_changed(self, topic: KafkaTopic, exists: bool) -> None:
-        """On the link's thread: a topic is known from now on, or no longer."""
+        """A topic was added or removed. On the link's thread."""
         if not exists:
             self._recent.forget(topic)
             self._frozen.pop(topic.topic, None)
@@ -234,7 +234,7 @@ class KafkaLog:
         return self._put(batch)
 
     def _check_takes(self, topic: str) -> None:
-        """Raises UsageError `topic.unknown`; StorageError, the topic takes no writes."""
+        """Raises UsageError `topic.unknown`; StorageError if the topic takes no writes."""
         self.topic(topic)
         failure = self._failing.get(topic)
         if failure is not None and not self._waits:
@@ -259,7 +259,7 @@ class KafkaLog:
         return self._ticket
 
     def takes(self, batches: Sequence[Batch]) -> bool:
-        """Never: subscribers get nothing before the cluster has it."""
+        """Always false: subscribers get nothing before the cluster has it."""
         return False
 
     def append_all(
@@ -280,7 +280,7 @@ class KafkaLog:
         self._answered(taken)
 
     def _answered(self, taken: Sequence[Taken]) -> None:
-        """A broker has said what becomes of batches of a topic."""
+        """A broker has answered for batches of a topic."""
         self._done_bytes += sum(one.value_bytes for one in taken)
         self._failing.pop(taken[-1].batch.topic, None)
         self._settle([one.ticket for one in taken])
@@ -325,7 +325,7 @@ class KafkaLog:
     # Arriving
 
     def _arrived(self, followed: Followed, batches: list[Batch]) -> None:
-        """On the link's thread: hand fetched messages to the bus, or admit them here."""
+        """Pass fetched messages to the bus, or admit them here. On the link's thread."""
         if isinstance(followed, SharedTopic):
             followed.hand_on(batches)
             return
@@ -367,7 +367,7 @@ class KafkaLog:
     def catch_up(self, topic: str, epoch: int = 0) -> None:
         """Wait until this node has everything that the cluster had when this was called.
 
-        Raises UsageError `topic.unknown`; StorageError `log.unreachable`, it stays behind.
+        Raises UsageError `topic.unknown`; StorageError `log.unreachable` if it does not catch up.
         """
         known = self._directory.topics.get(topic)
         if known is None or known.epoch < epoch:
@@ -429,7 +429,7 @@ class KafkaLog:
         return piece
 
     def _fetched(self, topic: KafkaTopic, offset: int, start: int, stop: int) -> list[Batch]:
-        """What the leader has from an offset on, up to `stop`."""
+        """The messages that the leader has from an offset on, up to `stop`."""
         try:
             return up_to(self.run(fetch_at(self.link, topic, offset, stop, READ_BYTES)), stop)
         except LookupError:
@@ -483,7 +483,7 @@ class KafkaLog:
             self.wait_for(topic, topic.acked_stop)
 
     def close(self) -> None:
-        """Wait a while for what was taken; what has no receipt by then may be lost."""
+        """Wait a while for pending batches; those without a receipt by then may be lost."""
         deadline = time.monotonic() + CLOSE_TIMEOUT_S
         with contextlib.suppress(asyncio.CancelledError):
             ticket = self._ticket
@@ -509,7 +509,7 @@ class BegunTransaction:
             self._stops[topic] = its_batches[-1].last_offset + 1
 
     def commit(self) -> None:
-        """Return when this node has all of it, so that any other can have it, too."""
+        """Commit; return when this node has all messages."""
         self._log.run(self._transaction.end(is_committed=True), LONG_S)
         for topic, stop in self._stops.items():
             self._log.wait_for(topic, stop)
@@ -520,7 +520,7 @@ class BegunTransaction:
 
 
 def refuse_on_loop() -> None:
-    """Raises RuntimeError: the caller would let all peers of the bus wait for Kafka."""
+    """Raises RuntimeError on an event loop: all peers of the bus would wait for Kafka."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -1,9 +1,9 @@
-"""LZ4 frames, faster than with a general compressor: one block or few, and the size is known ahead.
+"""LZ4 frames, faster than a general compressor: few blocks, and the size is known in advance.
 
 The frames are those of the LZ4 specification, with independent blocks, no checksum of the content
-(a RecordBatch has one) and the content's size in the header. Every Kafka program reads them. A
-frame of another program, which may lack the size or use another kind of blocks, is left to the
-general decompressor.
+(a RecordBatch has one) and the content's size in the header. Every Kafka program reads them. The
+general decompressor handles frames of other programs, which may lack the size or use other kinds of
+blocks.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ VERSION = 0x40
 INDEPENDENT, BLOCK_SUMS, SIZED, CONTENT_SUM, DICTIONARY = 0x20, 0x10, 0x08, 0x04, 0x01
 FLAGS = VERSION | INDEPENDENT | SIZED
 BLOCK_KINDS = {0x40: 64 << 10, 0x50: 256 << 10, 0x60: 1 << 20, 0x70: 4 << 20}
-"""The kinds of blocks that a frame announces, and their size: other programs allocate as much."""
+"""The block sizes that a frame can announce: other programs allocate that much."""
 LARGEST = 0x70
 BLOCK_BYTES = BLOCK_KINDS[LARGEST]
 PLAIN = 0x80000000
 """Marks the size of a block that is not compressed."""
 HEADER = struct.Struct("<IBBQ")
 BEGIN = HEADER.size + 1
-"""Behind the header and its checksum."""
+"""The offset after the header and its checksum."""
 SIZE = struct.Struct("<I")
 END = SIZE.pack(0)
 RATIO_MAX = 255
-"""No LZ4 block has more bytes of content for each of its own."""
+"""The maximum compression ratio of an LZ4 block."""
 MALFORMED = "the LZ4 frame is malformed"
 
 

@@ -1,6 +1,6 @@
-"""What the brokers say of topics: leader, replicas, and the id of each incarnation; deleting by id.
+"""Metadata of topics: leader, replicas, and the id of each incarnation; deletion by id.
 
-aiokafka has older forms of these requests only, without topic ids; so they are here.
+aiokafka has only older versions of these requests, without topic ids; so they are here.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class DeleteRequestV6(RequestStruct):
 
 
 class DeleteRequest(Request[DeleteRequestV6]):
-    """Deletes the one incarnation of a topic that has this id, whatever its name is by now."""
+    """Deletes the incarnation of a topic that has this id, not a later one of the same name."""
 
     API_KEY = 20
 

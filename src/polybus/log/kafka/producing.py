@@ -1,9 +1,9 @@
-"""Sending batches to the leaders of their topics, each once, in the order they were taken.
+"""Sends batches to the leaders of their topics, each once, in the order they were queued.
 
 Rules:
-- A topic has at most one RecordBatch under way. It is sent again, byte for byte, until a leader has
+- A topic has at most one RecordBatch in flight. It is sent again, byte for byte, until a leader has
   given a definite answer; its sequence number lets the broker recognise it.
-- A broker has at most one request under way, with one RecordBatch of each topic that has any:
+- A broker has at most one request in flight, with one RecordBatch of each topic that has any:
   Kafka answers the requests of a connection one after the other.
 - Only a definite refusal (too large, topic deleted) ends a batch. After any other error it is sent
   again.
@@ -34,7 +34,7 @@ RECORDS_BYTES_MAX = 1 << 20
 """Batches of a topic that are sent together have about this size at most."""
 BROKER_TIMEOUT_MS = 5_000
 STALL_S = 15.0
-"""After this time without an answer a topic counts as failed, until its next answer."""
+"""A topic counts as failed after this time without an answer, until its next answer."""
 WATCH_S = 1.0
 TOO_FEW_REPLICAS = (19, 20)
 TOO_LARGE = (10, 18)
@@ -63,7 +63,7 @@ class UnderWay:
 
 
 class TopicQueue:
-    """What a topic has yet to send, and the next sequence number there."""
+    """The batches that a topic has yet to send, and its next sequence number."""
 
     __slots__ = (
         *("answered_s", "epoch", "name", "producer", "sequence", "topic", "under_way", "waiting"),
@@ -100,12 +100,12 @@ class TopicQueue:
         return UnderWay(taken, data, sum(map(len, batches)))
 
     def begin_again(self, producer: tuple[int, int]) -> None:
-        """Send what is under way as another producer."""
+        """Send the batch in flight again, as another producer."""
         if self.under_way is not None:
             self.under_way = self._encoded(self.under_way.taken, producer)
 
     def advance(self) -> list[Taken]:
-        """What is under way has its answer."""
+        """The batch in flight has its answer."""
         assert self.under_way is not None
         done, self.under_way = self.under_way, None
         # Kafka's sequence numbers are positive int32 and begin again at 0.
@@ -129,7 +129,7 @@ class ProducingCallbacks:
 
 
 class Producing:
-    """Sends what the log took. Everything runs on the link's loop but `put`."""
+    """Sends what the log took. Everything except `put` runs on the link's loop."""
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ class Producing:
         return found
 
     async def _send(self, broker: int, parts: list[tuple[TopicQueue, UnderWay]]) -> bool:
-        """Send one request and act on the answer; False if something must be sent again."""
+        """Send one request and process the answer; False if something must be sent again."""
         topics = [(queue.name, [(0, part.data)]) for queue, part in parts]
         request = ProduceRequest(None, -1, BROKER_TIMEOUT_MS, topics)
         try:
@@ -238,7 +238,7 @@ class Producing:
             queue, part = queues[name]
             if queue.under_way is part:
                 is_done &= await self._act(queue, part, error, offset)
-        # Topics that have more go behind those that were left out.
+        # Topics that have more go after those that were left out.
         for queue, _ in parts:
             if self._leave(queue) and (queue.under_way or queue.waiting):
                 self._busy[queue.topic] = queue
@@ -247,7 +247,7 @@ class Producing:
     async def _act(self, queue: TopicQueue, part: UnderWay, error: int, offset: int) -> bool:
         if error == DUPLICATE and offset < 0:
             # It is stored, so it is not sent again; without an offset there is no receipt.
-            text = f"Kafka has messages of the topic {queue.name} already and does not say where"
+            text = f"Kafka already has messages of the topic {queue.name} but gives no offset"
             self._tell.refused(queue.advance(), StorageError("log.refused", text))
             return True
         if error in (0, DUPLICATE):
@@ -267,7 +267,7 @@ class Producing:
         if error in WRONG_PRODUCER:
             if queue.producer == self._producer:
                 await self._renew_producer()
-            # Only this topic: the answer for another may be on its way, and would not count.
+            # Only this topic: the answer for another may be on its way, and would be ignored.
             queue.begin_again(self._producer)
         elif error in TOO_FEW_REPLICAS:
             text = f"fewer replicas of {queue.name} are in sync than min.insync.replicas requires"
@@ -286,14 +286,16 @@ class Producing:
         self._tell.refused(part.taken, failure)
 
     def _leave(self, queue: TopicQueue) -> bool:
-        """Let a queue be no longer busy; whether it was: a new topic of its name has another."""
+        """Mark a queue as idle; return whether it was busy. A new topic of its name has its own
+        queue.
+        """
         is_busy = self._busy.get(queue.topic) is queue
         if is_busy:
             del self._busy[queue.topic]
         return is_busy
 
     def refuse_all(self, queue: TopicQueue, error: PolybusError) -> None:
-        """The topic is gone: refuse what it has yet to send."""
+        """The topic was deleted: refuse the batches that it has yet to send."""
         self._leave(queue)
         taken = [*(queue.under_way.taken if queue.under_way else ()), *queue.waiting]
         queue.under_way = None
@@ -303,7 +305,7 @@ class Producing:
 
 
 async def new_producer(link: KafkaLink) -> tuple[int, int]:
-    """An id and epoch, with which a broker recognises what it has stored already."""
+    """A producer id and epoch, by which a broker recognises batches that it already stored."""
     while True:
         answer = await link.ask(InitProducerIdRequest(None, 0))
         if answer.error_code == 0:
@@ -312,6 +314,6 @@ async def new_producer(link: KafkaLink) -> tuple[int, int]:
 
 
 def too_large(name: str, batches: Sequence[Batch]) -> UsageError:
-    """The error for batches that a broker refused by their size."""
+    """The error for batches that a broker refused because of their size."""
     text = f"{scan.weigh(batches, 0, 0)} bytes are over max.message.bytes of the Kafka topic {name}"
     return UsageError("log.too-large", text)

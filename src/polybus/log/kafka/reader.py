@@ -1,11 +1,10 @@
 """ClusterReader: the OffsetReader of a bus in Kafka.
 
-It writes nothing and creates nothing. What a transaction has not committed, or aborted, is not
-there.
+It only reads. Messages of open or aborted transactions are not visible.
 
 Topics and epochs come from the registry of the nodes. Kafka answers by a topic's name, whichever
-topic has that name now: so after each fetch the broker that answered is asked for the id of the
-topic, and rows of another one than planned are not given out.
+topic has that name now: so after each fetch it asks the broker that answered for the id of the
+topic, and discards the rows if that is not the planned one.
 
 Connections are shared by all readers of a process: a task of Spark takes some milliseconds, and a
 connection with TLS more than that.
@@ -57,13 +56,13 @@ from polybus.log.reading.pieces import ReadPlan
 from polybus.names import is_reserved
 
 PAGE_BYTES = 4 << 20
-"""How much one fetch asks for, as it is stored: compressed."""
+"""How much one fetch requests, in compressed bytes."""
 LEADER_S = 60.0
 """How long a read waits for a leader: an election takes 10 s, and longer on busy brokers."""
 ATTEMPT_S = 0.5
-"""The registry is asked this often whether a topic without a leader still exists."""
+"""How often to check in the registry whether a topic without a leader still exists."""
 LINKS_MAX = 8
-"""Clusters, or logins to them, that a process is connected to."""
+"""Clusters, or logins to them, that a process is connected to at a time."""
 
 T = TypeVar("T")
 LinkKey = tuple[int, str, KafkaTls | None, KafkaLogin | None]
@@ -72,7 +71,7 @@ _lock = threading.Lock()
 
 
 def shared_link(place: ClusterPlace) -> KafkaLink:
-    """The process's connections to a cluster. Raises as `open_reader`."""
+    """The process's connections to a cluster. Raises as `open_reader` does."""
     # A forked process does not have the thread of its parent's link.
     key = (os.getpid(), place.log, place.tls, place.login)
     with _lock:
@@ -107,7 +106,7 @@ class ClusterReader(OffsetReader):
     """The topics of a bus in Kafka."""
 
     def __init__(self, place: ClusterPlace) -> None:
-        """Raises as `polybus.log.opening.open_reader`."""
+        """Raises as `polybus.log.opening.open_reader` does."""
         self.place: ClusterPlace = place
         self._link = shared_link(place)
         self._registry = Followed(REGISTRY, place.prefix + REGISTRY, 0, 0)
@@ -121,7 +120,7 @@ class ClusterReader(OffsetReader):
         return sorted(name for name in names if system or not is_reserved(name))
 
     def all_bounds(self, topics: Iterable[str]) -> dict[str, Bounds]:
-        """They are a moment old at most."""
+        """The bounds may be a moment old."""
         wanted = list(dict.fromkeys(topics))
         since_s = time.monotonic() - BOUNDS_AGE_S
         old = [one for one in wanted if self._bounds.get(one, (-1.0,))[0] < since_s]
@@ -152,7 +151,7 @@ class ClusterReader(OffsetReader):
                 yield some[-1].last_offset + 1, rows_of_all(some).select(columns)
 
     def _page(self, plan: ReadPlan, offset: int) -> list[Batch]:
-        """Messages from an offset on, some at least if there are any in the plan.
+        """Messages from an offset on, at least one if the plan has any.
 
         Raises UsageError `topic.unknown`, `topic.recreated`, `log.offset-unknown`; StorageError.
         """
@@ -196,7 +195,7 @@ class ClusterReader(OffsetReader):
     async def _refresh(self) -> None:
         """Read what nodes have written to the registry since the last look.
 
-        Raises UsageError `data.not-found`, no node has used the cluster with this prefix.
+        Raises UsageError `data.not-found` if no node has used the cluster with this prefix.
         """
         name = self._registry.name
         if name not in self._link.partitions:
@@ -225,7 +224,8 @@ class ClusterReader(OffsetReader):
             if record is not None and not record.deleted:
                 known[topic] = self._name(topic), record
         if any(self._id_of(name) != record.id for name, record in known.values()):
-            # What this process knows of Kafka's topics is old, or what the nodes wrote of them.
+            # This process's metadata of Kafka's topics, or the nodes' records of them, are
+            # outdated.
             await self._link.refreshed()
             await self._refresh()
         names = [name for name, _ in known.values()]
@@ -234,7 +234,7 @@ class ClusterReader(OffsetReader):
         found = {}
         for topic, (name, record) in known.items():
             record = self._records.get(topic, record)
-            # A topic under another id was recreated by another program; its nodes say so soon.
+            # Another program recreated the topic under another id; the nodes will record that soon.
             is_ours = self._id_of(name) == record.id and not record.deleted
             if is_ours and name in starts and name in stops:
                 stop = stops[name]
@@ -246,7 +246,7 @@ class ClusterReader(OffsetReader):
         return "" if state is None else state.topic_id.hex()
 
     async def _fetch(self, one: Followed, offset: int, stop: int) -> list[Batch] | None:
-        """The messages of a topic; None if Kafka's topic of that name is another one.
+        """The messages of a topic; None if Kafka's topic of that name has another id.
 
         Raises as `fetch_at`.
         """
@@ -258,7 +258,7 @@ class ClusterReader(OffsetReader):
                 return None
             try:
                 found = await fetch_at(self._link, one, offset, stop, PAGE_BYTES, ATTEMPT_S)
-                # Not the answer of another broker, which may learn later of a new topic.
+                # Not the answer of another broker, which may learn of a new topic later.
                 answer = await self._link.send(one.answered_by, TopicsRequest([one.name]), READ)
                 state = states_of(answer).get(one.name)
                 return found if state is not None and state.topic_id.hex() == record.id else None
@@ -268,7 +268,7 @@ class ClusterReader(OffsetReader):
                 last = error
             except LINK_ERRORS as error:
                 last = error
-            # Its leader is gone, or the topic is.
+            # Its leader, or the topic, no longer exists.
             self._link.stale()
             await asyncio.sleep(RETRY_S)
             await self._refresh()
@@ -279,8 +279,8 @@ class ClusterReader(OffsetReader):
 def rows_of_all(batches: Sequence[Batch]) -> pa.RecordBatch:
     """The rows of batches of one topic, in the order of their offsets; these may have gaps.
 
-    The epochs of the batches are used up: rows are grouped by topic and epoch, and the offsets of a
-    group are consecutive, so each run of offsets is a group of its own.
+    This overwrites the epochs of the batches: rows are grouped by topic and epoch, and the offsets
+    of a group are consecutive, so each run of offsets gets its own epoch.
     """
     run, following = 0, -1
     for batch in batches:
@@ -291,7 +291,7 @@ def rows_of_all(batches: Sequence[Batch]) -> pa.RecordBatch:
 
 
 def _by_bytes(batches: list[Batch]) -> Iterator[list[Batch]]:
-    """The batches in lists of bounded size: what is compressed well is large as rows."""
+    """The batches in lists of bounded size: well compressed batches are large as rows."""
     some: list[Batch] = []
     size = 0
     for batch in batches:

@@ -1,11 +1,11 @@
-"""Messages of topics in memory: the newest of all, and what readers of old ones read next.
+"""Messages of topics in memory: the newest of all, and what readers of older ones need next.
 
 Most readers follow the live end. The bus's thread adds, any thread reads. When all topics together
 hold more than the limit, the oldest batches are removed first.
 
-Who reads old messages gets them in pieces, and a fetch brings whole RecordBatches, which may be
-many pieces. What a piece leaves is kept for the next, so that no RecordBatch is fetched twice, and
-the next fetch begins before it is asked for.
+A reader of old messages gets them in pieces, and a fetch brings whole RecordBatches, which may be
+many pieces. The rest after a piece is kept for the next one, so that no RecordBatch is fetched
+twice, and the next fetch begins early.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from polybus.log.kafka.producing import TopicQueue
 from polybus.log.kafka.registry import TopicRecord
 
 KEPT_MAX = 32
-"""Fetches that are kept: a reader has what is left of one, and the next."""
+"""Fetches that are kept: for each reader the rest of one, and the next."""
 
 ReadFrom = tuple[str, int, int]
 """A topic's name in Kafka, its epoch, and an offset."""
@@ -85,7 +85,7 @@ class RecentMessages:
             if offset < topic.tail_start:
                 return None
             found: list[Batch] = []
-            # From the newest on: most readers need the last few only.
+            # From the newest on: most readers need only the last few.
             for batch in reversed(topic.tail):
                 if batch.last_offset < offset:
                     break
@@ -97,9 +97,9 @@ class RecentMessages:
 
 
 class ReadAhead:
-    """What fetches brought beyond the pieces that were asked for, by where it begins.
+    """Messages that fetches brought beyond the requested pieces, by their first offset.
 
-    Who takes some of it reads on, so the fetch of what is behind it begins at once: while the bus
+    A reader that takes some of them reads on, so the next fetch begins at once: while the bus
     delivers the pieces of one fetch, the brokers work on the next.
     """
 
@@ -111,14 +111,14 @@ class ReadAhead:
         self._lock = threading.Lock()
 
     def take(self, topic: KafkaTopic, offset: int, stop: int) -> list[Batch] | None:
-        """What begins at the offset, up to `stop`; None if it must be fetched. May block."""
+        """Messages from the offset on, up to `stop`; None if they must be fetched. May block."""
         with self._lock:
             found = self._left.pop((topic.name, topic.epoch, offset), None)
         if isinstance(found, Future):
             try:
                 found = up_to(found.result(ANSWER_TIMEOUT_S), stop)
             except (LookupError, StorageError, CancelledError, TimeoutError):
-                # Whoever reads fetches it again, and gets the error if there is still one.
+                # The reader fetches again, and gets the error if it persists.
                 return None
         if not found:
             return None
@@ -129,7 +129,7 @@ class ReadAhead:
         return found
 
     def keep(self, topic: KafkaTopic, batches: Sequence[Batch], offset: int) -> None:
-        """Keep what begins at the offset, if there is any."""
+        """Keep the messages from the offset on, if there are any."""
         left = from_offset(list(batches), offset, topic.epoch)
         if left:
             self._keep(topic, offset, lambda: left)

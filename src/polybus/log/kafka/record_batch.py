@@ -1,6 +1,6 @@
-"""Kafka's RecordBatch v2: what surrounds the records that `polybus.scan` encodes and decodes.
+"""Kafka's RecordBatch v2: the envelope of the records that `polybus.scan` encodes and decodes.
 
-A batch is checksummed with CRC32C and compressed with LZ4 if that is worth it. The producer's id
+A batch is checksummed with CRC32C, and compressed with LZ4 if that saves enough. The producer's id
 and the batch's sequence number let the broker drop a batch that is sent again after a lost answer.
 """
 
@@ -21,8 +21,8 @@ from polybus.scan.records_py import varint
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
 CHECKED_FROM = 21
-"""Where the bytes begin that the checksum covers: at the attributes."""
-# The batch's length counts from behind itself.
+"""The offset of the first byte that the checksum covers: the attributes."""
+# The batch's length field counts the bytes after itself.
 LENGTH_END = 12
 MAGIC = 2
 NO_LEADER_EPOCH = -1
@@ -38,7 +38,7 @@ DECOMPRESS = {
     4: codec.zstd_decode,
 }
 COMPRESSED_BYTES_MIN = 512
-"""Fewer bytes are sent as they are."""
+"""Fewer bytes are not compressed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def encode_batch(
 
 
 def encode_tombstones(keys: Sequence[bytes], time_ms: int) -> bytes:
-    """A RecordBatch that lets the records of keys disappear from a compacted topic."""
+    """A RecordBatch of tombstones: compaction removes the records of these keys."""
     records = bytearray()
     for number, key in enumerate(keys):
         # Attributes, time, offset, key, no value, no headers.
@@ -82,7 +82,7 @@ def encode_tombstones(keys: Sequence[bytes], time_ms: int) -> bytes:
 def _framed(
     records: Sequence[Buffer], about: tuple[int, int, int, int], producer: ProducerState
 ) -> bytes:
-    """Records behind their header; `about` has attributes, last delta, first and last time."""
+    """Records with their header; `about` has attributes, last delta, first and last time."""
     size = HEADER.size + sum(map(len, records))
     sent_by = (producer.producer_id, producer.producer_epoch, producer.sequence)
     begin = (0, size - LENGTH_END, NO_LEADER_EPOCH, MAGIC, 0)
@@ -105,12 +105,12 @@ class RecordFrame:
 
     @property
     def next_offset(self) -> int:
-        """Behind the last offset, which compaction may have removed."""
+        """The offset after the last one, which compaction may have removed."""
         return self.fields[0] + self.fields[6] + 1
 
     @property
     def count(self) -> int:
-        """Of its messages; a marker of a transaction counts as one."""
+        """The number of its messages; a transaction marker counts as one."""
         return self.fields[12]
 
 
@@ -128,7 +128,8 @@ class Fetched:
 def frames(data: bytes) -> Iterator[RecordFrame]:
     """The whole RecordBatches in the bytes of a fetch; the last one may be cut off.
 
-    Where no RecordBatch can begin, the rest of the bytes is one, which `decode_frame` refuses.
+    If no RecordBatch can begin at a position, the rest of the bytes is returned as one, which
+    `decode_frame` refuses.
     """
     at, whole = 0, memoryview(data)
     while len(data) - at >= HEADER.size:
@@ -144,7 +145,7 @@ def frames(data: bytes) -> Iterator[RecordFrame]:
 
 
 def decode_batches(topic: str, data: bytes) -> Iterator[Fetched]:
-    """The messages of all whole RecordBatches. Raises as `decode_frame`."""
+    """The messages of all whole RecordBatches. Raises as `decode_frame` does."""
     for frame in frames(data):
         yield decode_frame(topic, frame)
 
@@ -179,11 +180,11 @@ def _messages(topic: str, records: Buffer, fields: tuple[int, ...]) -> list[Batc
         if attributes & CODEC_MASK:
             records = DECOMPRESS[attributes & CODEC_MASK](records)
         else:
-            # Not what surrounds them, too: the messages keep it.
+            # Without the envelope, which the messages would keep in memory.
             records = bytes(records)
         return scan.decode_records(topic, records, count, base_offset, base_ms)
     except Exception as error:
-        # Each compression has errors of its own kind.
+        # Each compression library raises its own errors.
         raise _damaged(topic, base_offset, str(error) or type(error).__name__) from error
 
 

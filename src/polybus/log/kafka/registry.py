@@ -1,31 +1,30 @@
-"""Which topics there are, for all nodes: records in a compacted Kafka topic, the last one counts.
+"""The topics of all nodes: records in a compacted Kafka topic, of which the last one counts.
 
 Two stores must agree, the registry and Kafka's own list of topics. The order of writes:
 
     create:  1. the Kafka topic    2. its record, with Kafka's id of the topic and a new epoch
              Many topics are created together: all of 1, then all of 2. One that Kafka refuses is
-             left out, and reported when the others are there.
+             skipped, and reported when the others exist.
     delete:  1. a record `deleted`, with the id    2. the Kafka topic, by its id
     import:  1. the Kafka topic, without messages    2. a record `deleted`, with its id
              3. empty messages up to the first offset    4. their removal
              5. the topic's record, with the epoch of its source
 
 A crash between 1 and 2 of a creation leaves a Kafka topic that no node knows; creating it again
-adopts it. So does creating a topic that another Kafka program made: its messages are then those of
-the bus.
-Two nodes that create a topic at once both succeed: the second adopts it, and their records have
-the same epoch, because that only depends on the registry.
+adopts it. Creating a topic that another Kafka program made adopts it too: its messages are then
+those of the bus. Two nodes that create a topic at once both succeed: the second adopts it, and
+their records have the same epoch, because that only depends on the registry.
 
 A crash between 1 and 2 of a deletion, or between 2 and 5 of an import, leaves a Kafka topic whose
 id is in a record `deleted`; creating or importing it again removes it first. A crash between 1 and
-2 of an import leaves a topic without messages, which either may take. An import never takes a topic
-with messages, and removes none that it has not written itself.
+2 of an import leaves a topic without messages, which a creation or an import may adopt. An import
+never adopts a topic with messages, and removes none that it has not written itself.
 
 A write that was not confirmed is repeated, so a record may arrive twice, or late. Which of two
 counts is decided by `counts`: epochs only ascend, and a deleted one stays deleted. A record that
 does not count would hide the other one when Kafka compacts the topic; so the nodes that see it
-write the other one again. A Kafka topic is deleted by its id, so a deletion that is repeated late
-spares the topic that was created meanwhile.
+rewrite the other one. A Kafka topic is deleted by its id, so a late repetition of a deletion does
+not delete a topic that was created meanwhile.
 
 A topic that all brokers show under an id that no record has was recreated by another program: the
 nodes that see it write a record with the next epoch, all the same one.
@@ -73,7 +72,7 @@ COMPACTED = {
     "cleanup.policy": "compact",
     "retention.ms": "-1",
     "retention.bytes": "-1",
-    # A start reads what is not compacted yet.
+    # A start also reads records that are not compacted yet.
     "segment.bytes": str(64 << 20),
     "min.cleanable.dirty.ratio": "0.2",
     "min.compaction.lag.ms": str(60_000),
@@ -81,13 +80,13 @@ COMPACTED = {
 Configs = dict[str, str]
 """The settings of a topic in Kafka's words."""
 Refusals = dict[str, PolybusError]
-"""Topics for which Kafka did not do what it was asked, and why; the others have it."""
+"""Topics for which Kafka refused a request, and why; it was successful for the others."""
 KEPT_BY_KEY = ("$commits",)
-"""Topics of the bus whose last message of each key is kept forever, and no other."""
+"""Topics of the bus that are compacted: only the last message of each key is kept, forever."""
 
 
 class TopicRecord(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=True):
-    """A topic as the registry has it; `first` is where nodes begin to follow it."""
+    """A topic in the registry; `first` is the offset at which nodes begin to follow it."""
 
     topic: str
     epoch: int
@@ -105,11 +104,11 @@ class TopicRecord(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=Tru
 
 
 def counts(record: TopicRecord, last: TopicRecord | None) -> bool:
-    """Whether a record counts that comes after `last`, the last one of its topic that did."""
+    """Whether a record counts after `last`, the last one of its topic that counted."""
     if last is None or record.epoch != last.epoch:
         return last is None or record.epoch > last.epoch
     if record.deleted and not last.deleted:
-        # A deletion of what two nodes had created at once may be of the other one.
+        # Two nodes may have created the topic at once: this may delete the other one.
         return record.id == last.id
     return record.deleted or not last.deleted
 
@@ -126,7 +125,7 @@ class KafkaOptions:
         recent_bytes_max: memory for the newest messages.
         transaction_timeout_s: a transaction that takes longer is aborted.
         security: what `polybus.log.kafka.security` gives for its connections.
-        waits: take batches even while too few replicas are there, instead of refusing them.
+        waits: take batches even while too few replicas are in sync, instead of refusing them.
     """
 
     node: str
@@ -172,7 +171,7 @@ class KafkaTopics:
     def configs(self, settings: TopicSettings, topic: str = "") -> Configs:
         found = {
             "min.insync.replicas": str(self._options.insync_min),
-            # With what surrounds the messages of a batch.
+            # Including the envelope of a batch.
             "max.message.bytes": str(min(self._options.message_bytes_max + (2 << 20), 2**31 - 1)),
             "retention.ms": "-1",
         }
@@ -187,7 +186,7 @@ class KafkaTopics:
     async def make(self, wanted: Mapping[str, Configs]) -> tuple[set[str], Refusals]:
         """Create Kafka topics with one request; return those that are new, and those refused.
 
-        These have UsageError `topic.invalid`, or StorageError `log.refused`.
+        A refusal is a UsageError `topic.invalid` or a StorageError `log.refused`.
 
         Raises StorageError `log.unreachable`.
         """
@@ -222,10 +221,11 @@ class KafkaTopics:
         return new, refused
 
     async def adopt(self, wanted: Mapping[str, Configs]) -> Refusals:
-        """Take Kafka topics that exist: correct settings with which receipts would promise less.
+        """Adopt existing Kafka topics: correct settings that would weaken the guarantee of
+        receipts.
 
-        Other settings of them stay. Returns those that cannot be taken, with StorageError
-        `log.refused` or UsageError `cluster.topic`.
+        Other settings stay. Returns those that cannot be adopted, with StorageError `log.refused`
+        or UsageError `cluster.topic`.
         """
         refused = {name: error for name in wanted if (error := self._unfit(name)) is not None}
         fit = wanted.keys() - refused
@@ -278,7 +278,7 @@ class KafkaTopics:
         }
 
     async def remove(self, name: str, topic_id: str) -> None:
-        """Delete the Kafka topic with this id; no other one of the name.
+        """Delete the Kafka topic with this id, but not another one of the same name.
 
         Raises StorageError `log.refused`.
         """
@@ -311,7 +311,7 @@ class KafkaTopics:
     async def ids_of(self, old_ids: Mapping[str, str]) -> tuple[dict[str, str], Refusals]:
         """Kafka's ids of topics, other than these, once the brokers list all of them.
 
-        Those that they do not list with a leader in time have StorageError `log.unreachable`.
+        A topic that they do not list with a leader in time gets StorageError `log.unreachable`.
         """
         found: dict[str, str] = {}
         tries = 0
@@ -334,14 +334,14 @@ class KafkaTopics:
         return found, refused
 
     async def write(self, records: Sequence[TopicRecord]) -> int:
-        """Add records, each once or twice; return the offset of the last when they are safe.
+        """Add records, each once or twice; return the offset of the last one when they are durable.
 
         Raises StorageError `log.refused`, `log.unreachable`.
         """
         values = [msgspec.json.encode(record) for record in records]
         batch = Batch.of(REGISTRY, values, keys=[record.topic.encode() for record in records])
         batch.protocol = "polybus"
-        # A compacted topic is not removed by age; any time will do.
+        # Records of a compacted topic do not expire, so any time is valid.
         batch.timestamp_us = time.time_ns() // 1000
         first = await self.produce(self.registry, encode_batch([batch]))
         return first + len(records) - 1
@@ -378,7 +378,7 @@ def _refused(action: str, error: int, said: str | None) -> StorageError:
 
 
 def raise_first(refused: Refusals) -> None:
-    """Raise the error of the first of these topics; it says how many others there are."""
+    """Raise the error of the first of these topics, with the number of the others."""
     if refused:
         error = refused[min(refused)]
         if len(refused) > 1:

@@ -1,4 +1,4 @@
-"""How a node proves who it is to the brokers, and they to it: TLS and SASL."""
+"""Authentication between a node and the brokers: TLS and SASL."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polybus.errors import ConfigError
 
 
 def client_settings(tls: KafkaTls | None, login: KafkaLogin | None) -> dict[str, Any]:
-    """What aiokafka's client needs. Raises ConfigError `config.cluster`: a file cannot be used."""
+    """Arguments for aiokafka's client. Raises ConfigError `config.cluster`: a file is unusable."""
     found: dict[str, Any] = {}
     try:
         if tls is not None:

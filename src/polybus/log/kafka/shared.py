@@ -1,9 +1,9 @@
 """What the nodes of a cluster share beside messages: entries in one compacted Kafka topic.
 
 Every node reads all of it when it starts, and follows it. A batch of entries is one RecordBatch of
-one partition, so all of it is there or nothing, and all nodes see the batches in one order. What
-an entry means, and which of two writers was first, is decided by who reads it
-(`polybus.services.cluster_table`).
+one partition, so it is visible completely or not at all, and all nodes see the batches in one
+order. The reader (`polybus.services.cluster_table`) decides what an entry means, and which of two
+writers was first.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class SharedTopic(Followed):
         self.queue = TopicQueue(SHARED, self.name, 0)
 
     async def open(self) -> None:
-        """Hand on all existing entries. Raises StorageError."""
+        """Pass on all existing entries. Raises StorageError."""
         await self._kafka.ensure_compacted(self.name)
         await read_to(self._link, self, await self.stop(), self.hand_on)
 
     async def stop(self) -> int:
-        """The offset behind the last entry. Raises StorageError `log.unreachable`."""
+        """The offset after the last entry. Raises StorageError `log.unreachable`."""
         return (await self._link.offsets([self.name], LATEST))[self.name]
 
     async def forget(self, keys: Sequence[bytes]) -> None:

@@ -7,8 +7,8 @@ earlier transaction of the producer is committed or aborted, on whichever node i
 
 Order of requests: each topic is added to the transaction before its first RecordBatch; a commit is
 asked for when all RecordBatches have their answers. A node that dies before that leaves an open
-transaction, which the next `begin` or the timeout aborts. Until then readers of these topics do not
-get what is behind it.
+transaction, which the next `begin` or the timeout aborts. Until then readers of these topics get no
+later messages.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DENIED = (29, 31, 53)
 DUPLICATE = 46
 BROKER_TIMEOUT_MS = 5_000
 ENDING_S = 2.0
-"""A transaction that is not needed any more is aborted by its timeout if this takes longer."""
+"""If an abort takes longer, the transaction is left to its timeout."""
 Request = Callable[[], Awaitable[int]]
 
 
@@ -112,7 +112,7 @@ class KafkaTransaction:
         self._sequences[topic.name] = sequence + sum(map(len, batches))
 
     async def end(self, *, is_committed: bool) -> None:
-        """Raises StorageError: the transaction may or may not be committed."""
+        """Raises StorageError if the transaction may or may not be committed."""
 
         async def ask() -> int:
             answer = await self._ask(EndTxnRequest(self._name, *self._producer, is_committed))
@@ -132,7 +132,7 @@ class KafkaTransaction:
         return await self._link.send(self._coordinator, request, TRANSACT)
 
     async def _until_done(self, ask: Request) -> None:
-        """Ask until there is a definite answer. Raises StorageError."""
+        """Repeat a request until there is a definite answer. Raises StorageError."""
         while True:
             error = -1
             try:

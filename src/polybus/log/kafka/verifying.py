@@ -1,10 +1,9 @@
-"""verify over Kafka: reads all that the nodes have stored in a cluster, and names what is damaged.
+"""verify over Kafka: reads everything that the nodes stored in a cluster, and reports damage.
 
-Every RecordBatch of the registry, of the entries that nodes share and of all topics is fetched as
-it is stored: its checksum, its records and its place in the order of offsets. Every topic of the
-registry must be there, under Kafka's id of its record. It reads what the leaders have, up to the
-ends that they had when it began, and writes nothing, so nodes may run meanwhile. What is in the
-messages is looked at by the caller.
+It fetches every RecordBatch of the registry, of the entries that nodes share and of all topics, and
+checks its checksum, its records and its offsets. Every topic of the registry must exist under the
+Kafka id of its record. It reads what the leaders have, up to the ends at its beginning, and writes
+nothing, so nodes may run meanwhile. The caller checks the content of the messages.
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ from polybus.log.verify.verify import Damage, VerifyProgress, VerifyReport
 from polybus.structs import decode
 
 SYSTEM = (REGISTRY, SHARED)
-"""What is in Kafka beside topics of the bus."""
+"""The parts of a bus in Kafka other than its topics."""
 LOOKS = 5
 FETCH_S = 5.0
-"""A fetch that fails for so long may ask for what is no longer there."""
+"""A fetch that fails for this long may request messages that no longer exist."""
 NO_LEADER = "it has no leader that answers"
 Look = Callable[[str, Batch], Iterable[tuple[int, str]]]
-"""Gives the offsets of messages that are damaged, and why."""
+"""Returns the offsets of damaged messages, and why."""
 
 
 @dataclass(slots=True)
 class CheckedTopic:
-    """A topic under one of Kafka's ids, where the check has got to, and where it ends."""
+    """A topic under one of Kafka's ids, with the position and the end of the check."""
 
     followed: Followed
     id: bytes
@@ -70,7 +69,7 @@ class ClusterCheck:
         self._done = self._total = 0
 
     def run(self) -> VerifyReport:
-        """Raises UsageError `data.not-found`, no node has used the cluster; StorageError."""
+        """Raises UsageError `data.not-found` if no node has used the cluster; StorageError."""
         self._link.run(self._link.refreshed())
         names = {one: self._prefix + one for one in SYSTEM}
         if names[REGISTRY] not in self._link.partitions:
@@ -94,11 +93,12 @@ class ClusterCheck:
         return self._report
 
     def _live(self, registry: CheckedTopic) -> list[str]:
-        """The topics that exist, sorted; one that Kafka does not have is a damage."""
+        """The existing topics, sorted; one that Kafka does not have is damage."""
         missing: dict[tuple[str, str], str] = {}
         for tries in range(LOOKS):
-            # Nodes create and delete topics meanwhile; a broker may know of them later than others.
-            # A new topic is in Kafka before it is in the registry, and leaves it after that.
+            # Nodes create and delete topics meanwhile, and brokers learn of them at different
+            # times. A new topic is in Kafka before it is in the registry, and is removed from Kafka
+            # last.
             self._read_on(registry)
             self._link.run(self._link.refreshed(tries))
             before, missing = missing, self._missing()
@@ -113,13 +113,13 @@ class ClusterCheck:
         return sorted(live - {topic for topic, _ in missing})
 
     def _read_on(self, registry: CheckedTopic) -> None:
-        """Read what nodes have added since; if there is no leader now, what was there counts."""
+        """Read what nodes have added since; without a leader, use the earlier state."""
         name = registry.followed.name
         registry.stop = max(registry.stop, self._offsets([name], LATEST)[0].get(name, 0))
         self._check(registry)
 
     def _planned(self, names: dict[str, str]) -> list[CheckedTopic]:
-        # What is recreated from now on has another id.
+        # A topic that is recreated from now on has another id.
         kafka, states = list(names.values()), self._link.partitions
         starts, silent = self._offsets(kafka, EARLIEST)
         stops, silent_later = self._offsets(list(starts), LATEST)
@@ -155,13 +155,13 @@ class ClusterCheck:
         for error, _, _, name, entries in answer.resources:
             if error:
                 reason = f"Kafka does not show its settings ({for_code(error).__name__})"
-                self._note(f"topic {topics[name]!r}: {reason}, so gaps in it are not looked for")
+                self._note(f"topic {topics[name]!r}: {reason}, so it is not checked for gaps")
             if error or any("compact" in (value or "") for _, value, *_ in entries):
                 found.add(name)
         return found
 
     def _missing(self) -> dict[tuple[str, str], str]:
-        """The topics with a record, and its id, that Kafka does not have; and what it has."""
+        """The topics whose record has an id that Kafka lacks; and the state of the others."""
         found = {}
         for topic, record in self._records.items():
             state = self._link.partitions.get(kafka_name(topic, self._prefix))
@@ -187,7 +187,7 @@ class ClusterCheck:
             try:
                 self._check_page(one)
             except LookupError:
-                # Retention was faster.
+                # Retention removed the first messages meanwhile.
                 name = one.followed.name
                 start = self._offsets([name], EARLIEST)[0].get(name, before)
                 one.followed.position = max(before, start)
@@ -204,10 +204,10 @@ class ClusterCheck:
                 self._progress(f"topic {one.followed.topic}", self._done, self._total)
 
     def _stand(self, one: CheckedTopic, error: StorageError | None, *, is_last: bool) -> None:
-        """A page had nothing: is the topic still there, and does it still end where it did?
+        """Handle an empty page: check that the topic still exists and still has its end.
 
-        A new leader may not know yet that all replicas have its last messages: only if it stays so
-        (`is_last`) they are lost.
+        A new leader may not know yet that all replicas have its last messages: they count as lost
+        only if this persists (`is_last`).
         """
         name, text = one.followed.name, f"topic {one.followed.topic!r} was"
         self._link.run(self._link.refreshed())
@@ -249,7 +249,7 @@ class ClusterCheck:
             if len(data) >= HEADER.size:
                 whole = RecordFrame(memoryview(data), HEADER.unpack_from(data))
                 behind = _behind(one, whole, one.stop)
-            self._lost(one, behind, "what Kafka has there is no RecordBatch")
+            self._lost(one, behind, "the bytes there are not a RecordBatch")
 
     def _check_frame(
         self,
@@ -260,7 +260,7 @@ class ClusterCheck:
         limit: int,
         is_first: bool,
     ) -> None:
-        """`limit` is where the next RecordBatch begins, or the check of the topic ends."""
+        """`limit` is where the next RecordBatch begins, or where the check of the topic ends."""
         topic, position = one.followed.topic, one.position
         if frame.first_offset >= limit:
             if one.is_compacted and limit == one.stop:
@@ -308,7 +308,7 @@ class ClusterCheck:
                 self._records[record.topic] = record
 
     def _lost(self, one: CheckedTopic, stop: int, reason: str) -> None:
-        """Messages cannot be read: the check continues behind them."""
+        """Messages cannot be read: the check continues after them."""
         self._damaged(one.followed.topic, reason, one.position, stop - 1)
         one.followed.position = max(one.position, stop)
 
@@ -325,19 +325,19 @@ class ClusterCheck:
 
 
 def _next_begin(one: CheckedTopic, page: Sequence[RecordFrame], number: int) -> int:
-    """Where the next RecordBatch from a number on begins whose offset is possible; else the end."""
-    # A page may have ten thousands: mostly the first one answers.
+    """The offset of the next RecordBatch, from an index on, that is possible; else the end."""
+    # A page may have ten thousand, but usually the first one is the result.
     begins = (page[at].first_offset for at in range(number, len(page)))
     return next((begin for begin in begins if one.position < begin <= one.stop), one.stop)
 
 
 def _behind(one: CheckedTopic, frame: RecordFrame, limit: int) -> int:
-    """Where to continue behind a RecordBatch that is damaged, perhaps in its header."""
+    """Where to continue after a RecordBatch that is damaged, perhaps in its header."""
     return frame.next_offset if one.position < frame.next_offset <= limit else limit
 
 
 def _check_offsets(frame: RecordFrame, fetched: Fetched, is_compacted: bool) -> None:
-    """Raises ValueError: the messages are not those that the header announces."""
+    """Raises ValueError if the messages are not those that the header announces."""
     offset = frame.first_offset
     for batch in fetched.batches:
         if batch.first_offset < offset:

@@ -35,7 +35,7 @@ _Seen = tuple[int, int, int]
 
 
 def _seen_in(status: os.stat_result) -> _Seen:
-    """What changes when a file is written or replaced."""
+    """Attributes of a file that change when it is written or replaced."""
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
@@ -77,14 +77,14 @@ class TopicNotes:
         self._files: dict[Path, _TopicFiles] = {}
         """By folder."""
         self._by_topic: dict[str, _TopicFiles] = {}
-        """The same: to make the path of a folder takes longer than to look at its files."""
+        """Cached because building the path of a folder takes longer than the stat of its files."""
         self._listed: list[str] = []
         self._plain: list[str] = []
-        """Those that are not of the system."""
+        """Topics that are not system topics."""
         self._listed_at: list[_Seen] | None = None
 
     def names(self, *, system: bool) -> list[str]:
-        """All topics, sorted. One with a damaged topic.json is among them; reading it raises."""
+        """All topics, sorted, including those with a damaged topic.json; reading one raises."""
         seen, is_settled = self.changes()
         if seen != self._listed_at:
             found = [self._name_in(folder) for folder in layout.topic_folders(self._data)]
@@ -94,9 +94,9 @@ class TopicNotes:
         return list(self._listed if system else self._plain)
 
     def changes(self) -> tuple[list[_Seen], bool]:
-        """What differs when a topic or an account is created or removed.
+        """A value that differs when a topic or an account is created or removed.
 
-        And whether the last change is so old that the next one certainly differs.
+        Also whether the last change is so old that the next one certainly gives another value.
         """
         accounts = layout.accounts_folder(self._data)
         found = []
@@ -146,8 +146,8 @@ class FollowedIndex:
     """One segment's index, read once, and then from where the last read ended.
 
     Recovery may replace it, and after a compaction the journal may begin again with the same names.
-    So each read first compares the last bytes of the read before; if they differ, the file is read
-    again from the start.
+    So each read first compares the last bytes of the previous read; if they differ, the file is
+    read again from the start.
     """
 
     def __init__(self, segment: Path) -> None:
@@ -162,7 +162,7 @@ class FollowedIndex:
         self._tail = b""
 
     def refresh(self) -> set[TopicKey] | None:
-        """Read what was added; the topics that got commits, or None if others were lost.
+        """Read what was added; return the topics that got commits, or None if others were lost.
 
         A missing index counts as empty.
         """
@@ -208,10 +208,12 @@ class JournalIndex:
         )
 
     def refresh(self) -> set[TopicKey] | None:
-        """Read what was added; the topics that got commits, or None if a segment was removed."""
+        """Read what was added; return the topics that got commits, or None if a segment was
+        removed.
+        """
         changed: set[TopicKey] | None = set()
-        # A segment appears only when those before it are complete, so the result has no gap even
-        # if commits are added meanwhile.
+        # A segment is created only when the previous ones are complete, so the result has no gap
+        # even if commits are added meanwhile.
         found = {}
         for segment in layout.segments(self._data):
             followed = self._indexes.get(segment) or FollowedIndex(segment)
@@ -230,16 +232,16 @@ class JournalIndex:
                 yield commits
 
     def floor(self) -> floors.Floor:
-        """What was removed from the journal; empty if damaged: the next start repairs the file."""
+        """The floor of the journal; empty if damaged: the next start repairs the file."""
         try:
             return self._floor.read() or {}
         except StorageError:
             return {}
 
     def start(self, key: TopicKey) -> int | None:
-        """The offset of the topic's first message in the journal; None if it has none there."""
+        """The offset of the topic's first message in the journal; None if the journal has none."""
         return next((int(commits.entries[0]) for commits in self.commits(key)), None)
 
     def stop(self, key: TopicKey) -> int:
-        """The offset after the topic's last message in the journal; 0 if it has none there."""
+        """The offset after the topic's last message in the journal; 0 if the journal has none."""
         return max((commits.stop_offset() for commits in self.commits(key)), default=0)

@@ -1,10 +1,10 @@
-"""OffsetReader: topics by offset, for other processes than the bus, which may run or not.
+"""OffsetReader: topics by offset, for processes other than the bus, which may or may not run.
 
 It takes no lock and writes nothing. Only durable messages are visible. Offsets ascend and may have
 gaps.
 
 Reading has two steps. `plan` says where a range of offsets is. A plan is small: Spark cuts it and
-sends the parts to tasks in other processes. There `read_plan` reads it as Arrow, or says what no
+sends the parts to tasks in other processes. There `read_plan` reads it as Arrow, or reports what no
 longer exists.
 
 The log may be in files (reading/reader.py), in Kafka (kafka/reader.py) or behind a bus
@@ -34,7 +34,7 @@ ROW_BYTES = 200
 BOUNDS_AGE_S = 0.05
 """Spark asks for the end up to a hundred times a second; brokers and nodes are asked less often."""
 LOSSES = ("log.offset-unknown", "topic.unknown", "topic.recreated")
-"""The codes of errors which say that planned messages no longer exist."""
+"""The error codes which say that planned messages no longer exist."""
 
 
 class OffsetReader(ABC):
@@ -51,7 +51,7 @@ class OffsetReader(ABC):
     def all_bounds(self, topics: Iterable[str]) -> dict[str, Bounds]:
         """The offsets of the durable messages of many topics; unknown topics are left out.
 
-        Raises StorageError `log.damaged`; `log.unreachable`, of a cluster.
+        Raises StorageError `log.damaged`; for a cluster also `log.unreachable`.
         """
 
     @abstractmethod
@@ -65,14 +65,16 @@ class OffsetReader(ABC):
     def _rows(
         self, plan: ReadPlan, columns: Sequence[str], *, rows_max: int, bytes_max: int
     ) -> Iterator[NextAndRows]:
-        """The rows of a plan. Raises as `read_plan`. Batches may have other sizes than these."""
+        """The rows of a plan. Raises as `read_plan` does. Batches may have other sizes than
+        requested.
+        """
 
     def _look_again(self) -> None:
         """Forget bounds that may be old."""
         return
 
     def bounds(self, topic: str) -> Bounds:
-        """Raises UsageError `topic.unknown`; StorageError as `all_bounds`."""
+        """Raises UsageError `topic.unknown`; StorageError as `all_bounds` does."""
         found = self.all_bounds([topic]).get(topic)
         if found is None:
             raise self._unknown(topic)
@@ -82,17 +84,20 @@ class OffsetReader(ABC):
         return UsageError("topic.unknown", f"topic {topic!r} does not exist in {self.place}")
 
     def history(self, topic: str) -> Manifest:
-        """Which of the topic's messages are in files; none, unless the log is. Raises as `bounds`.
+        """The topic's messages in history files; none, unless the log is in files.
 
-        A pipeline may have copied them to files: these are not the log.
+        Raises as `bounds` does.
+
+
+        Files to which a pipeline has copied messages do not count.
         """
         bounds = self.bounds(topic)
         return Manifest(epoch=bounds.epoch, handed_over=bounds.start, start=bounds.start)
 
     def plan(self, topic: str, start: int, stop: int, *, times: TimeRange = ALWAYS) -> ReadPlan:
-        """Where the offsets `start` to `stop` are; what is known to be outside `times` is left out.
+        """Where the offsets `start` to `stop` are, without messages known to be outside `times`.
 
-        Raises as `bounds`; UsageError `log.offset-unknown`, the range is outside the bounds.
+        Raises as `bounds` does; UsageError `log.offset-unknown` if the range is outside the bounds.
         """
         bounds = self.bounds(topic)
         check_range(topic, start, stop, bounds)
@@ -108,10 +113,11 @@ class OffsetReader(ABC):
         columns: Sequence[str] | None = None,
         rows_max: int = ROWS_MAX,
     ) -> Iterator[pa.RecordBatch]:
-        """The offsets `start` to `stop`, each once and in order, with all columns or some.
+        """The rows at the offsets `start` to `stop`, each once and in order, with all or some
+        columns.
 
-        Batches have up to `rows_max` rows and about 32 MiB. The call raises as `plan`, the
-        iterator as `read_plan`.
+        Batches have up to `rows_max` rows and about 32 MiB. The call raises as `plan` does, the
+        iterator as `read_plan` does.
         """
         plan = self.plan(topic, start, stop)
         return self.read_plan(plan, columns=columns, rows_max=rows_max)
@@ -153,7 +159,7 @@ class OffsetReader(ABC):
         return joined(found(plan), rows_max=rows_max, bytes_max=bytes_max)
 
     def _kept_from(self, plan: ReadPlan, offset: int) -> int:
-        """Where messages of a plan exist again after a loss; its end if there are none."""
+        """The first offset of a plan that still exists after a loss; its end if there is none."""
         self._look_again()
         bounds = self.all_bounds([plan.topic]).get(plan.topic)
         if bounds is None or bounds.epoch != plan.epoch or bounds.start <= offset:
@@ -178,7 +184,9 @@ def recreated(topic: str) -> UsageError:
 
 
 def next_offset(rows: pa.RecordBatch) -> int:
-    """The offset behind rows of a topic. Not their number: offsets may have gaps."""
+    """The offset after rows of a topic. It is not computed from their number: offsets may have
+    gaps.
+    """
     return int(rows.column("offset")[rows.num_rows - 1].as_py()) + 1
 
 
@@ -188,7 +196,7 @@ def joined(
     """The same rows in batches of up to `rows_max` rows and about `bytes_max` bytes.
 
     Small batches are joined and large ones cut, but a row is never cut. Joining copies, so batches
-    of a useful size are passed on as they are.
+    of a suitable size are passed on unchanged.
     """
     held: list[pa.RecordBatch] = []
     held_rows = held_bytes = 0

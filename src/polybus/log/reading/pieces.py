@@ -1,7 +1,7 @@
-"""Pieces: which files held a range of a topic when it was planned, and how one is read.
+"""Pieces: the files that held a range of a topic when it was planned, and how one is read.
 
-A plan and its pieces are small and can be sent to another process. Reading finds out whether the
-files are still there.
+A plan and its pieces are small and can be sent to another process. The files may be gone when it
+reads them.
 """
 
 import os
@@ -32,7 +32,7 @@ class Piece:
     """Offsets `first` (included) to `stop` (excluded) of a topic, in one file.
 
     Attributes:
-        bytes: about how much of the file that is.
+        bytes: its approximate size in the file.
         file: the manifest's entry of a history file; None for a segment of the journal.
         commits: the commits of a segment that have the rows, in order.
     """
@@ -129,9 +129,9 @@ def journal_pieces(journal: JournalIndex, plan: ReadPlan, start: int) -> Iterato
 def _runs(
     plan: ReadPlan, found: SegmentCommits, start: int, stop: int
 ) -> Iterator[list[CommitRows]]:
-    """The commits from `start` to `stop` in runs that the plan's times do not exclude.
+    """The commits from `start` to `stop`, in runs, without those that the plan's times exclude.
 
-    Raises StorageError `log.damaged`, the offsets of the commits have a gap.
+    Raises StorageError `log.damaged` if the offsets of the commits have a gap.
     """
     numbers = found.within(start, stop)
     commits = [found.commit(number) for number in numbers]
@@ -151,7 +151,7 @@ def _runs(
 def read_piece(
     piece: Piece, plan: ReadPlan, columns: Sequence[str], *, rows_max: int, bytes_max: int
 ) -> Iterator[NextAndRows]:
-    """The piece's rows in order, checked; rows outside the plan's times may be left out.
+    """The piece's rows in order, verified; rows outside the plan's times may be left out.
 
     Raises FileNotFoundError if the file was handed over, replaced or removed by retention; Damaged
     if its content is not what the plan says.
@@ -183,7 +183,7 @@ def _read_commits(piece: Piece, key: TopicKey, columns: Sequence[str]) -> Iterat
                 message = content[one.position - position : one.position - position + one.size]
                 rows = _topic_rows(message, one, key[0])
                 if not epoch_is_known:
-                    # A journal that began again may have a topic of this name at the same place.
+                    # A journal that began again may have a topic of this name at the same position.
                     # One check is enough: the other commits are in the same file.
                     _check_epoch(message, one, key)
                     epoch_is_known = True
@@ -193,7 +193,7 @@ def _read_commits(piece: Piece, key: TopicKey, columns: Sequence[str]) -> Iterat
 
 
 def _windows(wanted: Sequence[CommitRows]) -> Iterator[list[CommitRows]]:
-    """Adjacent commits that are read at once."""
+    """Groups of adjacent commits, each read at once."""
     window: list[CommitRows] = []
     for one in wanted:
         if window:
@@ -216,7 +216,7 @@ def _topic_rows(message: memoryview, place: CommitRows, topic: str) -> pa.Record
     except (pa.ArrowException, OSError) as error:
         raise Damaged(f"its rows cannot be decoded: {error}") from error
     part = place.part_of(rows, place.first_offset)
-    # The checksum proves that the commit is intact, not that it is the one the plan means.
+    # The checksum proves that the commit is intact, not that it is the planned one.
     if part.column(1)[0].as_py() != topic:
         raise Damaged("the index and the segment do not agree")
     return part

@@ -1,11 +1,11 @@
 """LogReader: the OffsetReader of a data folder.
 
-Its durable messages are history, and commits that are indexed. Messages that subscribers saw live
+Its durable messages are those in history and in indexed commits. Messages that subscribers saw live
 before their fsync are not visible yet; after a crash their offsets may be given to other messages.
 
 While we read, the hand-over moves rows from the journal to history and replaces small history files
-by larger ones, and retention removes old ones. So a plan is a guess: when a file is missing, or is
-not what the plan says, the rest of the range is planned again. The order of looking makes that
+by larger ones, and retention removes old ones. So a plan may be outdated: when a file is missing,
+or is not the planned one, the rest of the range is planned again. The order of reads makes that
 safe: journal first, manifest second, because rows are in the manifest before their segment is
 deleted.
 """
@@ -34,9 +34,9 @@ from polybus.log.reading.pieces import (
 from polybus.log.topics import read_data_note, was_deleted
 
 FRESH_TOPICS = 16
-"""The bounds of this many topics are never from an earlier look: it takes less than 1 ms."""
+"""The bounds of up to this many topics are never cached: reading them takes less than 1 ms."""
 KNOWN_S = 1.0
-"""How long bounds are believed of which nothing shows that they have changed."""
+"""How long bounds are cached if no change to them is visible."""
 _ATTEMPTS_MAX = 5
 
 
@@ -46,8 +46,8 @@ class LogReader(OffsetReader):
     def __init__(self, data: Path) -> None:
         """Open a data folder.
 
-        Raises UsageError `data.not-found`, it is not a data folder; StorageError `log.format`, a
-        newer version wrote it.
+        Raises UsageError `data.not-found` if it is not a data folder; StorageError `log.format` if
+        a newer version wrote it.
         """
         self.place: Path = data
         try:
@@ -68,11 +68,11 @@ class LogReader(OffsetReader):
         return self._notes.names(system=system)
 
     def all_bounds(self, topics: Iterable[str]) -> dict[str, Bounds]:
-        """Of many topics, only those are looked at that may have changed.
+        """Of many topics, only those that may have changed are read.
 
-        Commits and removed segments are in the index of the journal, and new and deleted topics in
-        the state of their parent folder. What retention has removed from history, and damage, are
-        noticed within `KNOWN_S`.
+        Commits and removed segments show in the index of the journal, and new and deleted topics in
+        the state of their parent folder. Changes by retention, and damage, are noticed within
+        `KNOWN_S`.
         """
         wanted = list(topics)
         self._refresh()
@@ -86,7 +86,8 @@ class LogReader(OffsetReader):
         found = {}
         for topic in wanted:
             try:
-                # At once: a look at the journal in `_manifest` may make an earlier one outdated.
+                # At once: `_manifest` refreshes the journal, which may make earlier bounds
+                # outdated.
                 bounds = known.get(topic) or self._bounds(topic, self._manifest(topic))
                 self._known[topic] = found[topic] = bounds
             except UsageError:
@@ -94,7 +95,7 @@ class LogReader(OffsetReader):
         return found
 
     def _refresh(self) -> None:
-        """Look at the journal. The bounds of topics with new commits are not known any more."""
+        """Refresh the journal, and drop the cached bounds of topics with new commits."""
         changed = self._journal.refresh()
         if changed is None:
             self._known = {}
@@ -110,7 +111,7 @@ class LogReader(OffsetReader):
         return self._manifest(topic)
 
     def _manifest(self, topic: str) -> Manifest:
-        """The topic's manifest, after a look at the journal. Raises as `bounds`."""
+        """The topic's manifest, after a refresh of the journal. Raises as `bounds` does."""
         try:
             manifest = self._notes.manifest(topic)
         except UsageError:
@@ -119,7 +120,7 @@ class LogReader(OffsetReader):
                 raise StorageError("log.damaged", f"{folder}: is missing") from None
             raise
         if self._seems_lost(topic, manifest):
-            # Unless its first rows came, and went to history, since the look at the journal.
+            # Unless its first rows came, and were handed over, since the refresh of the journal.
             self._refresh()
             manifest = self._notes.manifest(topic)
             if self._seems_lost(topic, manifest):
@@ -128,7 +129,7 @@ class LogReader(OffsetReader):
         return manifest
 
     def _seems_lost(self, topic: str, manifest: Manifest) -> bool:
-        """Whether the topic had rows, and neither manifest nor journal knows the first of them."""
+        """Whether the topic had rows, but neither manifest nor journal has the first of them."""
         if manifest.handed_over or self._journal.start((topic, manifest.epoch)) == 0:
             return False
         floor_epoch, _ = self._journal.floor().get(topic, (0, 0))
@@ -137,11 +138,11 @@ class LogReader(OffsetReader):
 
     def _is_folder_lost(self, topic: str, folder: Path) -> bool:
         epoch, _ = self._journal.floor().get(topic, (0, 0))
-        # The proof of a deletion stays until the floor has forgotten the topic: look again.
+        # The tombstone stays until the topic is removed from the floor: check again.
         return epoch > 0 and not was_deleted(folder, epoch) and topic in self._journal.floor()
 
     def plan(self, topic: str, start: int, stop: int, *, times: TimeRange = ALWAYS) -> ReadPlan:
-        """Also raises StorageError `log.damaged`, naming the offsets that no file has."""
+        """Also raises StorageError `log.damaged`, which names the offsets that no file has."""
         self._refresh()
         manifest = self._manifest(topic)
         bounds = self._bounds(topic, manifest)
@@ -174,7 +175,7 @@ class LogReader(OffsetReader):
     def _again(
         self, plan: ReadPlan, rest: Piece, error: Exception, attempts: int
     ) -> tuple[Piece, ...]:
-        """Where the rest of a piece is now. Raises StorageError if it is damaged there."""
+        """Where the rest of a piece is now. Raises StorageError if it is damaged."""
         bounds = self.bounds(plan.topic)
         text = f"topic {plan.topic!r}, offsets {rest.first} to {rest.stop - 1}: {rest.path}: "
         if bounds.epoch == plan.epoch and bounds.stop < rest.stop:
@@ -202,7 +203,7 @@ class LogReader(OffsetReader):
                 if found is not None:
                     return found
         except UsageError as error:
-            # Retention moved the start meanwhile: look again from there.
+            # Retention moved the start meanwhile: search again from there.
             if error.code != "log.offset-unknown" or self.bounds(topic).start <= bounds.start:
                 raise
             return self.offset_at(topic, timestamp_us)

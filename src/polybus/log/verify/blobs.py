@@ -1,6 +1,6 @@
-"""The check of blobs: each has the bytes of its id, and each message that refers to one has it.
+"""The check of blobs: each matches its id, and every reference in a message has its blob.
 
-The marks of a blob keep it: each topic with such a message must have one.
+A blob is kept by its marks: each topic with such a message must have one.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ class BlobCheck:
         return sum(blob.size for blob in self._all())
 
     def missing(self) -> Iterator[tuple[Path, str, str, tuple[int, int]]]:
-        """Blobs, and marks of blobs, that are not there: path, reason, topic and offsets."""
+        """Missing blobs and marks: path, reason, topic and offsets."""
         stored = {blob.path: blob for blob in self._all()}
         for (topic, blob_id), offsets in self.found.offsets.items():
             path = blobs_folder(self._data, layout.owner_of(self._data, topic)) / blob_id
@@ -46,7 +46,7 @@ class BlobCheck:
                 yield path / mark.name, text, topic, offsets
 
     def damages(self) -> Iterator[tuple[Path, int, str | None]]:
-        """Every blob with its size, and what is wrong with it."""
+        """Every blob with its size, and what is wrong with it, if anything."""
         for blob in self._all():
             try:
                 reason = BlobReader(blob.path).check()

@@ -1,6 +1,6 @@
-"""The check of notes: small files beside the log, each with a checksum (log/checked_json.py).
+"""The check of metadata files beside the log, each with a checksum (log/checked_json.py).
 
-Every `*.json` that a pipeline keeps is one, except its status and the state that Spark writes.
+Every `*.json` of a pipeline is one, except its status and the state that Spark writes.
 """
 
 from collections.abc import Iterator
@@ -16,16 +16,16 @@ from polybus.log.spark_checkpoint import crc_of
 
 FOR_DISPLAY = ("status.json", "errors.json")
 DISPENSABLE = ("standard-settings.json", "standard-watch.json", "view.json", NEWEST, CONFIG_SEEN)
-"""Notes without which their readers continue: damage is worth a word, and no repair."""
+"""Files whose readers work without them: damage is reported, but needs no repair."""
 
 
 def note_damages(data: Path) -> Iterator[tuple[Path, str]]:
-    """Every damaged note, with the reason."""
+    """Every damaged file, with the reason."""
     tables = ("tables/*", "accounts/*/topics/*/table", "accounts/*/tables/*")
     places = [path for one in tables for path in data.glob(f"{one}/{NEWEST}")]
     places += [*data.glob("pipeline/**/*.json"), *data.glob(f"accounts/*/{CONFIG_SEEN}")]
     for path in sorted([data / CLUSTER, data / MIGRATION, *places]):
-        # It is missing, or its writer replaces or removes it now.
+        # Its writer replaces or removes it right now.
         with suppress(FileNotFoundError):
             is_note = path.name not in FOR_DISPLAY and not crc_of(path).exists()
             if is_note and (reason := checked_json.problem(path.read_bytes())):

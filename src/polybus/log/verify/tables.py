@@ -1,9 +1,9 @@
-"""The check of Delta tables: their log can be read, and has the files that it names.
+"""The check of Delta tables: their log is readable, and the files that it names are intact.
 
 It is the same for lake tables and for the tables of topics. Versions, checkpoints and Parquet files
 that Polybus has committed have a checksum, and `_newest` knows the last version. Files of other
-libraries are decoded as a whole: most have a compression that finds most changes. Those of topics
-are links to the files of history, which have a checksum in the manifest.
+libraries are decoded completely, because their compression detects most changes. Files of topics'
+tables are links to history files, which have a checksum in the manifest.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ class _File(msgspec.Struct):
 
 
 class _Action(msgspec.Struct):
-    """What counts of a line of a version."""
+    """The fields of a line of a version that are checked."""
 
     add: _File | None = None
     remove: _File | None = None
@@ -48,13 +48,13 @@ class _Unreadable(Exception):
 _Files = dict[str, _File]
 """By path."""
 FileCheck = Callable[[Path], str | None]
-"""What is wrong with the content of a file of a table, or None."""
+"""Returns what is wrong with the content of a file of a table, or None."""
 
 
 def table_damages(table: Path, check: FileCheck) -> list[tuple[Path, str]]:
-    """What is wrong with a Delta table: files, each with the reason.
+    """The damaged files of a Delta table, each with the reason.
 
-    A pipeline may commit and tidy meanwhile, so damage counts only if no version was added.
+    A pipeline may commit and clean up meanwhile, so damage counts only if no version was added.
     """
     found: list[tuple[Path, str]] = []
     for _ in range(ATTEMPTS_MAX):
@@ -66,7 +66,7 @@ def table_damages(table: Path, check: FileCheck) -> list[tuple[Path, str]]:
 
 
 def unlisted(table: Path) -> list[Path]:
-    """Parquet files that no version names: of an interrupted write, or of a lost version."""
+    """Parquet files that no version names: left by an interrupted write, or by a lost version."""
     log = table / LOG
     named = {unquote(uri) for path in log.glob("*.checkpoint.parquet") for uri in _or_none(path)}
     for path in _versions(log).values():
@@ -105,7 +105,7 @@ def _damages(table: Path, check: FileCheck) -> Iterator[tuple[Path, str]]:
             is_whole = False
     for version in range(summed_up + 1, max(versions, default=-1)):
         if version not in versions:
-            yield log / f"{version:020d}.json", "is missing, and later versions are there"
+            yield log / f"{version:020d}.json", "is missing, but later versions exist"
             is_whole = False
     for version, path in sorted(versions.items()):
         try:
@@ -118,9 +118,9 @@ def _damages(table: Path, check: FileCheck) -> Iterator[tuple[Path, str]]:
             if version > summed_up:
                 _take(files, actions)
     for version in range(max([summed_up, *versions]) + 1, last + 1):
-        yield log / f"{version:020d}.json", f"is missing, and the table had version {last}"
+        yield log / f"{version:020d}.json", f"is missing, but the table had version {last}"
         is_whole = False
-    # A version that cannot be read may have removed any file.
+    # An unreadable version may have removed any file.
     if is_whole:
         yield from _wrong_files(table, files, check)
 
@@ -145,7 +145,7 @@ def _number(checkpoint: Path) -> int:
 def _in_checkpoint(path: Path) -> _Files:
     """The files of a table. Raises _Unreadable, FileNotFoundError."""
     try:
-        # All columns are decoded: a writer's last batch and the table's own are in others.
+        # All columns are decoded: other columns have the writers' last batches and the metadata.
         found = pq.read_table(path)["add"].to_pylist()
         there = [one for one in found if one and one["path"] is not None]
         tags = [dict(one.get("tags") or ()) for one in there]
@@ -156,7 +156,7 @@ def _in_checkpoint(path: Path) -> _Files:
     except FileNotFoundError:
         raise
     except (OSError, LookupError, ValueError, TypeError, pa.ArrowException) as error:
-        # Damaged names and texts, too.
+        # Also damaged names and texts.
         raise _Unreadable(path, str(error)) from error
 
 
@@ -175,7 +175,7 @@ def _in_version(path: Path) -> list[_Action]:
 
 
 def _take(files: _Files, actions: list[_Action]) -> None:
-    # A version may remove and add the same path, in any order: then it is there.
+    # A version may remove and add the same path, in any order: then the file exists.
     for action in actions:
         if action.remove is not None:
             files.pop(action.remove.path, None)
@@ -187,13 +187,13 @@ def _take(files: _Files, actions: list[_Action]) -> None:
 def _wrong_files(table: Path, files: _Files, check: FileCheck) -> Iterator[tuple[Path, str]]:
     for uri, file in files.items():
         if "://" in uri:
-            continue  # Another library's, outside of the folder.
+            continue  # Written by another library, outside of the folder.
         path = table / unquote(uri)
         found = None
         with suppress(OSError):
             found = path.stat().st_size
         if found is None:
-            yield path, "is missing, and the table names it"
+            yield path, "is missing, but the table names it"
         elif found != file.size:
             yield path, f"its size is {found} bytes, not {file.size}"
         elif reason := _wrong_checksum(path, file.xxh3) if file.xxh3 else check(path):
@@ -204,7 +204,7 @@ def _wrong_checksum(path: Path, xxh3: str) -> str | None:
     try:
         return None if xxh3_of(path) == xxh3 else "its checksum is wrong"
     except FileNotFoundError:
-        return None  # It was tidied meanwhile.
+        return None  # It was cleaned up meanwhile.
     except OSError as error:
         return str(error)
 
@@ -212,7 +212,7 @@ def _wrong_checksum(path: Path, xxh3: str) -> str | None:
 def _wrong_feed(
     table: Path, actions: list[_Action], check: FileCheck
 ) -> Iterator[tuple[Path, str]]:
-    """Files of the change data feed. `vacuum` removes them while their version is still there."""
+    """The damaged files of the change data feed. `vacuum` removes them before their version."""
     fed = [one.cdc for one in actions if one.cdc is not None]
     there = {one.path: one for one in fed if (table / unquote(one.path)).exists()}
     yield from _wrong_files(table, there, check)
@@ -225,7 +225,7 @@ def undecodable(path: Path) -> str | None:
             for _ in opened.iter_batches(batch_size=8192, use_threads=False):
                 pass
     except FileNotFoundError:
-        return None  # It was tidied meanwhile.
+        return None  # It was cleaned up meanwhile.
     except (OSError, pa.ArrowException) as error:
         return f"its rows cannot be read: {error}"
     return None

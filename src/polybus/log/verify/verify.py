@@ -1,9 +1,9 @@
-"""verify: checks everything that a stopped bus has on disk, and names what is damaged.
+"""verify: checks everything that a stopped bus has on disk, and reports what is damaged.
 
 It reads every topic.json and manifest, every history file (checksums of file and pages, rows,
 order) and every commit of the journal (checksum, columns, index). Then it checks that each offset
 from a topic's start to its end exists once, in history or in the journal, that each blob that
-messages refer to is there and intact, and that the table of an exposed topic has its files.
+messages refer to exists and is intact, and that the table of an exposed topic has its files.
 """
 
 import os
@@ -96,8 +96,8 @@ class VerifyReport:
 def verify(data: Path, *, progress: VerifyProgress | None = None) -> VerifyReport:
     """Check the data directory of a stopped bus.
 
-    Raises UsageError `log.no-data`, the directory does not exist; StorageError `log.locked`, a bus
-    is running on it.
+    Raises UsageError `log.no-data` if the directory does not exist; StorageError `log.locked` if a
+    bus is running on it.
     """
     if not data.is_dir():
         raise UsageError("log.no-data", f"{data} is not a data directory")
@@ -117,14 +117,14 @@ def _without_handover(data: Path) -> AbstractContextManager[object]:
     try:
         return manifests.HistoryLock(data, shared=True, wait_s=manifests.WAIT_S)
     except OSError:
-        return nullcontext()  # The folder can only be read: nothing is handed over.
+        return nullcontext()  # The folder is read-only: nothing is handed over.
 
 
 @dataclass(slots=True)
 class _CheckedTopic:
     """A topic on disk: its history ends at `handed_over`, its journal has `first` to `stop`.
 
-    `epoch` and `handed_over` are None if damage hides them.
+    `epoch` and `handed_over` are None if they are unreadable.
     """
 
     epoch: int | None = None
@@ -218,12 +218,12 @@ class _Check:
             self._damaged(path, "is missing")
 
     def _was_deleted(self, rows: TopicRows, state: _CheckedTopic | None) -> bool:
-        """Whether rows of another epoch than the topic's are of one that was deleted before it."""
+        """Whether rows of another epoch belong to a topic that was deleted before this one."""
         key = (rows.topic, rows.epoch)
         if key not in self._deleted:
             is_older = state is None or (state.epoch is not None and rows.epoch < state.epoch)
             folder = layout.topic_folder(self._data, rows.topic)
-            # Earlier versions left no proof.
+            # Earlier versions left no tombstones.
             self._deleted[key] = (self._is_old and is_older) or was_deleted(folder, rows.epoch)
         return self._deleted[key]
 
@@ -299,7 +299,9 @@ class _Check:
     # The journal.
 
     def _check_orphan(self, path: Path) -> None:
-        """Check an index without a segment: from an interrupted hand-over, or one is lost."""
+        """Check an index without a segment: left by an interrupted hand-over, or the segment is
+        lost.
+        """
         index = read_index(path)
         lost = False
         for rows in index.rows():
@@ -372,16 +374,16 @@ class _Check:
             part = batch.slice(rows.first_row, rows.row_count)
             state = self._topics.get(layout.topic_folder(self._data, rows.topic))
             if state is not None and state.epoch == rows.epoch and right:
-                # What history has may have expired there.
+                # Rows that history has may have expired there.
                 skipped = max(0, (state.handed_over or 0) - rows.first_offset)
                 self._blobs.found.take(rows.topic, part.slice(skipped))
             self._take(path, entry, rows, None if right else _check_topic_rows(rows, part))
 
     def _take(self, path: Path, entry: CommitEntry, rows: TopicRows, reason: str | None) -> None:
-        """Check the offsets of a topic's rows, in the order of the journal; report a damage."""
+        """Check the offsets of a topic's rows, in the order of the journal; report damage."""
         offsets = (rows.first_offset, rows.stop_offset - 1)
         self._check_offsets(path, rows, offsets, intact=reason is None)
-        # Of a deleted topic nothing is lost.
+        # Rows of a deleted topic may be missing.
         if reason is not None and not self._deleted.get((rows.topic, rows.epoch)):
             self._damaged(path.name, f"commit {entry.commit}: {reason}", rows.topic, offsets)
 
@@ -401,7 +403,7 @@ class _Check:
         if state.first is None:
             state.first = rows.first_offset
         if state.handed_over is None:
-            return  # Reported already, and nothing can be compared.
+            return  # It was reported, and nothing can be compared.
         expected = max(state.stop, state.handed_over)
         if rows.first_offset > expected:
             gap = (expected, rows.first_offset - 1)
@@ -434,10 +436,10 @@ def _check_link(table: Path, history: Path, sums: dict[Path, str], path: Path) -
     source = history / path.relative_to(table)
     try:
         if source not in sums or os.path.samefile(source, path):
-            return None  # It was replaced, or is checked there.
+            return None  # It was replaced, or is checked as a history file.
         return None if parquet.xxh3_of(path) == sums[source] else "its checksum is wrong"
     except OSError:
-        return None  # What is missing is named already.
+        return None  # A missing file was reported.
 
 
 def _check_rows(path: Path, file: HistoryFile, topic: str, blobs: BlobCheck) -> str | None:

@@ -1,8 +1,8 @@
 """What one login may do: the topics of an account, limited by a token, and the names it uses.
 
-The bus and its log know a topic by its full name, `shop/news`. The account `shop` says `news`, all
-others say `shop/news`; topics of the default account are `news` to itself, and `default/news` to
-others.
+The bus and its log know a topic by its full name, `shop/news`. The account `shop` uses the name
+`news`, all others use `shop/news`. A topic of the default account is `news` for itself, and
+`default/news` for others.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -19,17 +19,17 @@ ADMIN = "$admin"
 
 
 class Member(Protocol):
-    """A peer, logged in or not: a connection, or an address of UDP."""
+    """A peer, logged in or not: a connection, or a UDP address."""
 
     @property
     def access(self) -> Access: ...
 
     def access_changed(self) -> None:
-        """Leave the topics that may not be read any more."""
+        """Leave the topics that may no longer be read."""
         ...
 
     def access_ended(self) -> None:
-        """The account, password or token is gone: say so and close."""
+        """The account, password or token is no longer valid: report it and close."""
         ...
 
 
@@ -38,7 +38,7 @@ class Directory(Protocol):
 
     accounts: dict[str, Account]
     granted: dict[str, dict[str, tuple[Grant, ...]]]
-    """What each account got from which others."""
+    """By account, the grants that it has from other accounts."""
 
 
 class AccountAccess(Access):
@@ -55,7 +55,7 @@ class AccountAccess(Access):
         super().__init__({})
         self._directory = directory
         self.renames = account != names.ACCOUNT
-        """Whether its names for topics are not always the full ones."""
+        """Whether its names for topics may differ from the full ones."""
         self.account = account
         self.token = token
         self.is_ended = False
@@ -64,7 +64,7 @@ class AccountAccess(Access):
 
     @property
     def is_alone(self) -> bool:
-        """Whether there is no account but the default one, which then sees the bus as a whole."""
+        """Whether the default account is the only one, so that it sees the bus as a whole."""
         return len(self._directory.accounts) == 1
 
     def owner_of(self, topic: str) -> str:
@@ -80,17 +80,18 @@ class AccountAccess(Access):
         return names.full(self.account, shown)
 
     def shown(self, topic: str) -> str:
-        """What the account calls a topic of this full name."""
+        """The account's name for a topic, from its full name."""
         owner = self.owner_of(topic)
         if owner == self.account:
             return names.within(owner, topic)
         if owner != names.ACCOUNT or ("/" in topic and topic not in self.readable):
-            # What does not exist keeps its name, so that nobody learns which accounts do.
+            # A topic that does not exist keeps its name, so that no caller learns which accounts
+            # exist.
             return topic
         return DEFAULT_PREFIX + topic
 
     def rights(self, topic: str) -> set[Right]:
-        """What may be done with a topic of this full name, whether it exists or not."""
+        """The rights to a topic of this full name, whether or not it exists."""
         owner = self.owner_of(topic)
         found: set[Right] = set()
         if self.is_ended:
@@ -115,7 +116,7 @@ class AccountAccess(Access):
         return found
 
     def _is_in_token(self, token: Token, shown: str) -> bool:
-        # A pattern without a slash is one of own topics: `o*` is not all that `office` shares.
+        # A pattern without a slash matches own topics only: `o*` does not match topics of `office`.
         patterns = [one for one in token.topics if ("/" in one) == ("/" in shown)]
         return matches(patterns, shown)
 
@@ -126,8 +127,8 @@ class AccountAccess(Access):
     def may_manage(self, topics: Collection[str]) -> bool:
         """Whether it may end something of its account that uses these topics, by full name.
 
-        The account may, and a token that may administer; one that is limited to topics only what
-        uses these and no others.
+        The account may, and so may a token with the right `administer`. A token that is limited to
+        topics may end only what uses no other topics.
         """
         token = self.token
         if token is None:
@@ -143,24 +144,24 @@ class AccountAccess(Access):
         return names.full(self.account, name)
 
     def mine(self, full: str) -> str | None:
-        """What the account calls a group or producer; None if it belongs to another."""
+        """The account's name for a group or producer; None if it belongs to another account."""
         return names.within(self.account, full) if self.owner_of(full) == self.account else None
 
     def may_hold(self, topic: str) -> bool:
-        """Whether retention waits for its consumers, whatever its token may do."""
+        """Whether retention waits for its consumers, regardless of its token."""
         if self.is_ended or self.owner_of(topic) == self.account:
             return not self.is_ended
         whole = AccountAccess(self._directory, self.account)
         return "administer" in whole.rights(topic)
 
     def fill(self, owned: Mapping[str, Mapping[str, Topic]]) -> None:
-        """Take the topics that it may use, by their owners, into its empty dictionaries."""
+        """Fill its empty dictionaries with the topics that it may use, by their owners."""
         for owner in (self.account, *self._directory.granted.get(self.account, ())):
             for topic in owned.get(owner, {}).values():
                 self.add(topic)
 
     def refresh(self, topics: Iterable[Topic]) -> None:
-        """What it may do with these has changed. All dictionaries stay the same objects."""
+        """Update its rights to these topics. All dictionaries stay the same objects."""
         for topic in topics:
             self.remove(topic.name)
             self.add(topic)
@@ -184,7 +185,7 @@ class AccountAccess(Access):
         self._full.pop(self.shown(topic), None)
 
     def end(self) -> None:
-        """The account or token is gone: requests under way may do nothing more."""
+        """The account or token is no longer valid: pending requests lose all rights."""
         assert self.topics is not None
         self.is_ended = True
         for one in (self.topics, self.readable, self._full):
@@ -200,7 +201,7 @@ class AdminAccess(AccountAccess):
         super().__init__(directory, ADMIN)
         self._has_topic = has_topic
         self.renames = False
-        # Not a dictionary of all topics for this one: they are many.
+        # No dictionary here: there may be many topics.
         self.topics = None
 
     def full(self, shown: str) -> str:

@@ -1,7 +1,7 @@
-"""What everybody who is logged in may use, kept up to date at the cost of what changes.
+"""The permissions of all logins. An update costs only as much as has changed.
 
-A topic that is created or deleted concerns the logins of its owner, and of the accounts that the
-owner has granted something. A grant concerns the logins of one account and the topics of one owner.
+A new or deleted topic affects the logins of its owner, and of the accounts that have grants of the
+owner. A grant affects the logins of one account and the topics of one owner.
 """
 
 from collections.abc import Callable, Iterable
@@ -28,7 +28,7 @@ class AccessBook(TopicWatcher):
         bus.watch(self)
 
     def owner_of(self, name: str) -> str:
-        """Whose topic, group or producer has this full name."""
+        """The owner of the topic, group or producer with this full name."""
         account, slash, _ = name.partition("/")
         return account if slash and account in self._configs.accounts else names.ACCOUNT
 
@@ -43,7 +43,7 @@ class AccessBook(TopicWatcher):
         return found
 
     def known(self, account: str, key: str) -> AccountAccess | None:
-        """The access of this key, if somebody has logged in by it and it is not over."""
+        """The access of this key, if a login has used it and it is still valid."""
         return self._by_account.get(account, {}).get(key)
 
     def topics_of(self, owner: str) -> list[str]:

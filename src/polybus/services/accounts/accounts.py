@@ -40,24 +40,24 @@ NOBODY = "$nobody"
 """The account of peers that have not logged in. No account can have this name."""
 MEASURE_SWEEPS = 10
 CHECKS_MAX = 8
-"""Logins that are checked at a time; their hashes wait for each other."""
+"""Logins that are checked concurrently; their hashes are computed one at a time."""
 TOPICS_TRIES = 5
-"""How often the deletion of an account looks for topics that other nodes were creating."""
+"""How many times the deletion of an account checks for topics that other nodes were creating."""
 CHANGES_MAX = 8
-"""Changes at a time in a cluster; each has a thread until its entry has come back."""
+"""Concurrent changes in a cluster; each occupies a thread until its entry has come back."""
 FAILED = "the user, password or token is wrong"
 NEEDED = "log in first"
 
 
 class AccountWatcher(Protocol):
-    """Keeps something for accounts: their sessions and consumers."""
+    """Keeps state for accounts: their sessions and consumers."""
 
     def used_names(self) -> Iterable[str]:
-        """Full names of what it keeps: an account that begins one of them would own it."""
+        """Full names of its objects: a new account whose name begins one of them would own it."""
         ...
 
     def access_lost(self, account: str) -> None:
-        """The account may not read some topics any more."""
+        """The account may no longer read some topics."""
         ...
 
     def token_ended(self, token: str) -> None:
@@ -65,7 +65,7 @@ class AccountWatcher(Protocol):
         ...
 
     def account_deleted(self, account: str) -> None:
-        """An account is being deleted; its topics are still there."""
+        """An account is being deleted; its topics still exist."""
         ...
 
 
@@ -98,22 +98,22 @@ class Accounts:
         self._book = AccessBook(bus, self.configs)
         self._sweep: asyncio.TimerHandle | None = None
         self._looking: asyncio.Task[None] | None = None
-        # In a cluster it may take long, and nobody else is to set the same topics meanwhile.
+        # In a cluster it may take long, and no other task may set the same topics meanwhile.
         self._reloads = asyncio.Lock()
         self._measuring: asyncio.Task[None] | None = None
         self._sweeps = 0
         self._watchers: list[AccountWatcher] = []
         self._severing: dict[str, asyncio.Task[None]] = {}
-        # Changes wait for work of the loop's own worker threads, so they must not use these up.
+        # Changes wait for work of the loop's default executor, so they must not occupy its threads.
         self._threads = ThreadPoolExecutor(CHANGES_MAX, thread_name_prefix="polybus-accounts")
         store.changed = self._changed
         self.default = self._access(names.ACCOUNT)
         self.admin = AdminAccess(self.configs, bus.has_topic)
         self.nobody = AccountAccess(self.configs, NOBODY)
-        """The access of peers that have not logged in: no topic at all."""
+        """The access of peers that have not logged in: no topics."""
 
     def watch(self, watcher: AccountWatcher) -> None:
-        """Notify a watcher of every change of who may read what."""
+        """Notify a watcher of every change of read permissions."""
         self._watchers.append(watcher)
 
     async def start(self) -> None:
@@ -159,14 +159,14 @@ class Accounts:
         name = user.lower()
         stored = self._password_of(name)
         if stored is not None and self._passwords.is_known(password, stored):
-            # Nobody who floods the bus with logins delays this one.
+            # A flood of other logins does not delay this one.
             return self._by_password(name)
 
         async def check() -> AccountAccess | None:
             stored = self._password_of(name)
             if stored is None or not await self._passwords.is_right(password, stored):
                 return None
-            # It may have been changed or deleted meanwhile.
+            # The account may have been changed or deleted meanwhile.
             return self._by_password(name) if self._password_of(name) == stored else None
 
         return await self._checked(address, name, check)
@@ -198,14 +198,14 @@ class Accounts:
         return self._access(*found)
 
     def of(self, account: str, token: str = "") -> AccountAccess | None:
-        """The access of an account, its token of an id, or administrators; None if it is over."""
+        """The access of an account, of its token, or of administrators; None if no longer valid."""
         if account == ADMIN:
             return self.admin
         found = self.store.accounts.get(account)
         if found is None:
             return None
         if not token or account in self.store.damaged:
-            # The tokens of a damaged account are not known: what they made stays, as the account's.
+            # The tokens of a damaged account are unknown: their objects stay, owned by the account.
             return self._access(account)
         known = self._book.known(account, token)
         if known is not None:
@@ -216,12 +216,12 @@ class Accounts:
     async def _checked(
         self, address: str, name: str, check: Callable[[], Awaitable[AccountAccess | None]]
     ) -> AccountAccess:
-        """Check a login that is not known to be right, one at a time from each source."""
+        """Check a login that was not verified before, one at a time from each source."""
         source = source_of(address)
         async with self._turns.turn(source) as turn:
             await turn.sleep(self._throttle.delay_s(source, name))
-            # Few at a time, so that their hashes take less than a failure does: otherwise the
-            # answer to an account that exists would come later than to one that does not.
+            # Few at a time, so that their hashes take less time than a failure's delay: otherwise
+            # answers for existing accounts would take longer than for others.
             async with self._checks:
                 began_s = self._loop.time()
                 access = await check()
@@ -236,7 +236,7 @@ class Accounts:
     def _access(
         self, account: str, token: Token | None = None, *, is_apart: bool = False
     ) -> AccountAccess:
-        """The access of an account or token; `is_apart`: another than that without a login."""
+        """The access of an account or token; `is_apart`: distinct from that without a login."""
         key = token.id if token is not None else "apart" if is_apart else ""
         return self._book.get(account, token, key)
 
@@ -265,9 +265,9 @@ class Accounts:
             await self._reload(await self._in_thread(self.configs.look))
 
     async def _reload(self, files: Mapping[str, FileState]) -> None:
-        """Use the files that have changed; one that cannot be used is tried again later."""
+        """Apply the files that have changed; an invalid one is tried again later."""
         for name, state in files.items():
-            # Nothing is created for an account that is being deleted.
+            # Create nothing for an account that is being deleted.
             if name in self.store.closing or not self.configs.is_changed(name, state):
                 continue
             try:
@@ -281,7 +281,7 @@ class Accounts:
                 self.configs.refuse(name, error)
 
     async def _set_topics(self, name: str, state: FileState, config: AccountConfig) -> None:
-        """Set the topics of a file. Raises the first PolybusError, when all others are set."""
+        """Set the topics of a file. Raises the first PolybusError, after setting all others."""
         missing = self.configs.missing_topics(name, config)
         first: PolybusError | None = None
         try:
@@ -290,7 +290,7 @@ class Accounts:
             first = error
             if self._bus.is_late and error.code != "log.unreachable":
                 self.configs.put_off(name, state)
-        # Some are there, also if another one was refused.
+        # Some were created even if another one was refused.
         if missing and (first is None or missing.keys() & set(self._bus.log.topics())):
             try:
                 await self.keep_topics(name, filter(self._bus.has_topic, missing))
@@ -299,7 +299,7 @@ class Accounts:
         if first is not None:
             raise first
 
-    # Who is here
+    # Connections
 
     def join(self, access: AccountAccess) -> None:
         """A connection enters. Raises UsageError `account.connections`."""
@@ -313,7 +313,7 @@ class Accounts:
     def check_topics(self, account: str) -> None:
         """Whether an account may have one more topic.
 
-        Raises UsageError `account.topics`; `account.damaged`, it is being deleted.
+        Raises UsageError `account.topics`; `account.damaged` if it is being deleted.
         """
         if account in self.store.closing:
             raise UsageError(
@@ -340,7 +340,8 @@ class Accounts:
         hashed = await self._in_thread(passwords.hash_of, password) if password else None
         if name.lower() not in self.store.accounts:
             # Config files may grant rights to a name before its account exists, or after it was
-            # deleted. These grants must not apply to whoever takes the name, perhaps by sign-up.
+            # deleted. These grants must not apply to a new account of that name, perhaps from a
+            # sign-up.
             await self._look()
             await self.apart(self.configs.sever, name.lower())
         names_now = chain(self._bus.topic_names(), *(one.used_names() for one in self._watchers))
@@ -349,7 +350,7 @@ class Accounts:
         try:
             await make_account_topics(self._bus, account.name)
         except StorageError as error:
-            # The account is there; the next start creates them.
+            # The account exists; the next start creates the topics.
             logger.error("account %s has no system topics yet: %s", name, error)
         else:
             made = [names.full(account.name, one) for one in names.ACCOUNT_SYSTEM_TOPICS]
@@ -357,11 +358,11 @@ class Accounts:
         return account
 
     async def keep_topics(self, account: str, topics: Iterable[str]) -> None:
-        """Topics of an account were created: keep them only if it is still there.
+        """Topics of an account were created: keep them only if the account still exists.
 
-        In a cluster another node may have deleted it meanwhile, before it knew of these topics.
+        In a cluster another node may have deleted it before it knew of these topics.
 
-        Raises UsageError `account.unknown`; StorageError, it is not known.
+        Raises UsageError `account.unknown`; StorageError if that is unknown.
         """
         if not self._bus.is_late:
             return
@@ -371,22 +372,22 @@ class Accounts:
             raise UsageError("account.unknown", f"account {account!r} was deleted meanwhile")
 
     async def set_password(self, name: str, password: str | None) -> None:
-        """Replace a password; peers that logged in by the old one are logged out."""
+        """Replace a password; peers that logged in with the old one are logged out."""
         self.store.get(name)
         hashed = await self._in_thread(passwords.hash_of, password) if password else None
         await self.apart(self.store.set_password, name, hashed)
 
     async def apart(self, change: Callable[..., T], *given: Any, **named: Any) -> T:
-        """Run a change: directly on files, on a thread in a cluster, where it takes longer."""
+        """Run a change: directly for files; on a thread for a cluster, where it takes longer."""
         if self._bus.is_late:
             work = functools.partial(change, *given, **named)
             return await self._loop.run_in_executor(self._threads, work)
         return change(*given, **named)
 
     async def remove(self, name: str) -> None:
-        """`delete`, wherever the accounts are."""
+        """Delete an account, in files or in a cluster."""
         cluster = self._bus.log.cluster
-        # A permission that a file has got meanwhile is severed, too.
+        # This also severs a permission that a file has got meanwhile.
         await self._look()
         if cluster is None:
             self.delete(name)
@@ -401,7 +402,7 @@ class Accounts:
             if not left:
                 break
             for topic in left:
-                # The name may be another account's by now.
+                # The name may belong to a new account by now.
                 self.store.check_deleting(name, deletion)
                 await self._delete_topics([topic])
         else:
@@ -429,7 +430,7 @@ class Accounts:
             self.store.get(name)
 
     def _end_account(self, name: str) -> None:
-        """End all logins of an account, and what watchers keep for it."""
+        """End all logins of an account, and remove the state that watchers keep for it."""
         self._passwords.forget(self._password_of(name))
         self._end(lambda access: True, name)
         for watcher in self._watchers:
@@ -445,7 +446,7 @@ class Accounts:
         self.store.revoke_token(name, identity)
 
     def _changed(self, before: Account | None, after: Account | None) -> None:
-        """An account was saved, by this node or another: let those follow whom it concerns."""
+        """An account was saved, by this node or another: update the logins that it affects."""
         if after is None:
             assert before is not None
             self._end_account(before.name)
@@ -456,7 +457,7 @@ class Accounts:
         name = after.name
         if before is None:
             self.configs.combine(name)
-            # Files of this node may name it, which the node that has created it does not know.
+            # Files of this node may name it; the node that created it does not know them.
             owners = self.configs.exclude(name)
             for owner in owners:
                 self._combine(owner)
@@ -481,7 +482,7 @@ class Accounts:
             self._sever_soon(name)
 
     def _sever_soon(self, name: str) -> None:
-        """Some node creates or deletes an account that config files of this one may name."""
+        """Some node creates or deletes an account that config files of this node may name."""
         if name in self._severing:
             return
         self._severing[name] = task = self._loop.create_task(self.apart(self.configs.sever, name))
@@ -494,7 +495,7 @@ class Accounts:
             logger.error("permissions for account %s may be left in files: %s", name, error)
 
     def _combine(self, name: str) -> None:
-        """An account's grants or limits have changed: let those follow whom it concerns."""
+        """An account's grants or limits have changed: update the logins that they affect."""
         changed = self.configs.combine(name)
         self._book.limit(name)
         for to, is_reduced in changed.items():
@@ -511,7 +512,7 @@ class Accounts:
             watcher.access_lost(to)
 
     def _follow_number(self) -> None:
-        """An account was created or deleted: the default one may see the bus while it is alone."""
+        """An account was created or deleted: the default one sees the bus while it is alone."""
         if len(self.store.accounts) <= 2:
             is_reduced = not self.default.is_alone
             self._share(names.ACCOUNT, names.ACCOUNT, is_reduced=is_reduced)
@@ -551,5 +552,5 @@ def is_loopback(address: str) -> bool:
     try:
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
     except ValueError:
-        # Only the address of a connector can be a name.
+        # A name: only the address of a connector can be one.
         return address in ("", "localhost")

@@ -2,23 +2,25 @@
 
 An entry has a version and the whole account, or none if it was deleted. It counts if its version is
 above the one before it, in the cluster's order. A node writes the version that follows the entry
-that it has changed; if another node was faster, the change is made again to what that has written.
-So no node undoes what another has done, and a change is known everywhere when its entry arrives.
+that it changes; if another node was faster, it repeats the change on that node's entry (optimistic
+concurrency). So no node reverts the change of another, and every node knows a change when its entry
+arrives.
 
 Each write has a key of its own, because Kafka keeps the last entry of each key: an entry that lost
-must not hide the one that won. An entry that does not count, or no longer, never will again, so
-whoever changes the account next lets all of these disappear.
+must not hide the one that won. An entry that does not count, or no longer counts, never will again,
+so the next change of the account removes all of these.
 
 Order of writes; each entry has come back before the next step:
 
-create   1. Grants to the name that are left of an earlier account are removed.
+create   1. Grants to the name that an earlier account left are removed.
          2. The entry.
          3. The system topics of the account; the next start creates those that are missing.
          4. At other nodes: the records of accounts whose config file there names it (`severed`).
             From the arrival of 2 on, such a node leaves out what the file permits.
 change   1. The entry with the change.
-         2. Superseded entries disappear. Those that are left do not count.
-delete   1. The entry of an account that is closing: it has no password, tokens or grants. From its
+         2. Superseded entries are removed. Any that remain do not count.
+delete   1. The entry of an account that is being closed: it has no password, tokens or grants. From
+its
             arrival on, no node creates a topic of it or grants it anything.
          2. The records of accounts whose config file at some node names it (`severed`).
          3. Its topics, until none is left that any node has created.
@@ -28,12 +30,12 @@ delete   1. The entry of an account that is closing: it has no password, tokens 
 
 A node that dies in the middle of `delete` leaves an account that is closing, and its topics belong
 to nobody else. Nobody can log in; deleting it again continues, at any node. A node that creates a
-topic looks, after that, whether the account is still there, and removes the topic if it is not. If
-it dies before, and the deletion did not see the topic either, an empty topic is left, and nobody
-gets the name of the account (`account.taken`) until an administrator deletes it.
+topic checks afterwards whether the account still exists, and removes the topic if it does not. If
+it dies before, and the deletion did not see the topic either, an empty topic is left, and no new
+account can take the name (`account.taken`) until an administrator deletes that topic.
 
-The methods that change something block until the entry has come back, on another thread than the
-loop's. An entry that cannot be read is treated like a damaged file: nobody can log in to
+The methods that change something block until the entry has come back, so they run on threads other
+than the loop's. An entry that cannot be read is treated like a damaged file: nobody can log in to
 that account.
 """
 
@@ -68,7 +70,7 @@ class AccountEntry(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CountedEntry(NamedTuple):
-    """The entry of an account that counts, and which write it was."""
+    """The entry of an account that counts, with the id of its write."""
 
     entry: AccountEntry
     write: str
@@ -78,7 +80,7 @@ NEVER = CountedEntry(AccountEntry(0, None), "")
 
 
 def read_entry(name: str, value: bytes) -> AccountEntry:
-    """Raises ValueError: it cannot be read, or is of another account."""
+    """Decode an entry. Raises ValueError if it is invalid, or of another account."""
     found = decode(value, AccountEntry)
     if found.account is not None and found.account.name != name.partition("/")[0]:
         raise ValueError(f"it names account {found.account.name!r}")
@@ -92,9 +94,9 @@ class ClusterAccountStore(AccountStore):
         self._table = table
         self._loop = loop
         self._counted: dict[str, CountedEntry] = {}
-        # Writes of each account that do not count, or no longer, and are still there.
+        # By account, writes that do not or no longer count and still exist.
         self._old: dict[str, set[str]] = {}
-        # Writes of this node that somebody waits for, and whether they counted when they arrived.
+        # Writes of this node with waiting callers, and whether they counted when they arrived.
         self._open: dict[str, bool] = {}
         self._numbers = itertools.count()
         super().__init__(data)
@@ -149,7 +151,7 @@ class ClusterAccountStore(AccountStore):
         asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def _share(self, name: str, entry: AccountEntry) -> bool:
-        """Whether this was the next version. Raises StorageError, it may or may not be."""
+        """Whether this was the next version. Raises StorageError if that is unknown."""
         write = f"{self._table.node}.{next(self._numbers)}"
         value = msgspec.json.encode(entry)
         self._open[write] = False
@@ -166,9 +168,9 @@ class ClusterAccountStore(AccountStore):
         *,
         is_closing: bool = False,
     ) -> int:
-        """Write what `make` makes of the account, which must be what the last entry has.
+        """Write the result of `make` for the account, until it follows the last entry.
 
-        Returns the version that has it.
+        Returns its version.
         """
         for _ in range(TRIES):
             counted = self._counted.get(name, NEVER).entry
@@ -177,7 +179,7 @@ class ClusterAccountStore(AccountStore):
                 before = Account(name=name, created="")
             entry = AccountEntry(counted.version + 1, make(before), is_closing)
             is_same = (entry.account, is_closing) == (before, counted.is_closing)
-            # What cannot be read is not in an entry that counts.
+            # An unreadable entry does not count.
             is_there = is_same and (is_closing or name not in self.damaged)
             if is_there or self._share(name, entry):
                 self._forget_old(name)
@@ -234,4 +236,4 @@ class ClusterAccountStore(AccountStore):
         self._repeat(name, make)
 
     def keep_severed(self, owner: str, named: Collection[str]) -> None:
-        """Nothing: the file of another node may still name the accounts that are gone."""
+        """Does nothing: the file of another node may still name the deleted accounts."""

@@ -28,11 +28,11 @@ from polybus.services.accounts.store import AccountStore
 
 logger = logging.getLogger("polybus.accounts")
 REFUSED_S = 30.0
-"""How long a file waits of which Kafka has refused a topic, unless the file changes."""
+"""How long to wait before retrying a file after Kafka refused a topic, unless it changes."""
 
 
 class AccountConfigs:
-    """What the accounts' files say, combined with what is stored.
+    """The config files of accounts, combined with the stored accounts.
 
     Attributes:
         accounts: the stored accounts, with the grants of their files.
@@ -56,11 +56,11 @@ class AccountConfigs:
         self.quotas: dict[str, Quota] = {}
         self.problems: dict[str, str] = {}
         self._excluded: set[tuple[str, str]] = set()
-        """Owners, and accounts that their files name, until that is severed."""
+        """Owners, and accounts that their files name, until these grants are severed."""
         self.storage = AccountStorage(bus, self._bytes_max)
         for name in store.accounts:
             if seen_config(store.data, name) is not None:
-                # It has had a file. If that is gone, its removal is a change, too.
+                # It had a file. The removal of that is a change, too.
                 self._files[name] = UNREAD
             self.combine(name)
 
@@ -68,16 +68,16 @@ class AccountConfigs:
         return self._configs.get(account, AccountConfig())
 
     def look(self) -> dict[str, FileState]:
-        """The files of all accounts. May block: there is one for each."""
+        """Check the files of all accounts. May block: each has one."""
         found = [name for name in list(self._store.accounts) if name != names.ACCOUNT]
         return {name: state_of(self._store.data, name) for name in found}
 
     def is_changed(self, name: str, state: FileState) -> bool:
-        """Whether an account's file is not the one that is used, and may be now."""
+        """Whether an account's file differs from the one in use, and may be tried now."""
         put_off, until_s = self._put_off.get(name, (UNREAD, 0.0))
         if state == put_off and time.monotonic() < until_s:
             return False
-        # An account may have been deleted since somebody looked.
+        # The account may have been deleted since the check.
         return name in self._store.accounts and state != self._files.get(name)
 
     def read(self, name: str, state: FileState) -> AccountConfig:
@@ -85,8 +85,8 @@ class AccountConfigs:
         return AccountConfig() if state is None else load(self._store.data, name, state[0])
 
     def use(self, name: str, state: FileState, config: AccountConfig) -> None:
-        """Its topics are set: use the rest of a file, too. Raises StorageError."""
-        # An account that the file no longer names may be named again later.
+        """Apply the rest of a file, after its topics were set. Raises StorageError."""
+        # The file may later name again an account that it no longer names.
         self._store.keep_severed(name, {grant.to for grant in config.grants()})
         self._files[name] = state
         self._configs[name] = config
@@ -94,11 +94,13 @@ class AccountConfigs:
         self._note_severed(name)
 
     def put_off(self, name: str, state: FileState) -> None:
-        """Kafka refused a topic of a file: it is not asked every second, by every node."""
+        """Kafka refused a topic of a file: delay the retry, so that not every node asks every
+        second.
+        """
         self._put_off[name] = (state, time.monotonic() + REFUSED_S)
 
     def refuse(self, name: str, error: PolybusError) -> None:
-        """A file is not used, for now: it is tried again at the next look."""
+        """A file is not used for now; it is tried again at the next check."""
         if name in self._store.accounts and self.problems.get(name) != error.text:
             self.problems[name] = error.text
             logger.error("%s: account %s: %s", error.code, name, error.text)
@@ -109,16 +111,16 @@ class AccountConfigs:
         return {name: one for name, one in declared.items() if not self._bus.has_topic(name)}
 
     def set_topics(self, account: str, config: AccountConfig) -> None:
-        """Create declared topics; apply what the file says otherwise now.
+        """Create declared topics, and apply changed settings of existing ones.
 
         A setting that was changed over HTTP stays until the file is read again. Over Kafka this
-        waits for the cluster: not for the bus's thread.
+        waits for the cluster, so the bus's thread must not call it.
         """
         declared, before = _settings_of(account, config), _settings_of(account, self.of(account))
         log = self._bus.log
         missing = self.missing_topics(account, config)
         if self._bus.is_late:
-            # The log tells the bus of them, on its own thread.
+            # The log notifies the bus of them, on the bus's thread.
             log.create_topics(
                 {self._bus.check_new(one, len(missing)): missing[one] for one in missing}
             )
@@ -131,9 +133,9 @@ class AccountConfigs:
                 log.change_settings(name, settings)
 
     def combine(self, name: str) -> dict[str, bool]:
-        """An account was created or changed, or its file has.
+        """An account was created or changed, or its file was.
 
-        Returns the accounts that have other grants of it now, and whether one was taken away.
+        Returns the accounts whose grants from it have changed, and whether one was revoked.
         """
         account = self._store.accounts[name]
         permitted = [
@@ -180,7 +182,8 @@ class AccountConfigs:
         return None if limits is None else limits.bytes_max
 
     def sever(self, name: str) -> None:
-        """An account is being deleted or created: a new one must not get permissions of its name.
+        """An account is being deleted or created: a new one must not inherit permissions by its
+        name.
 
         Raises StorageError.
         """
@@ -201,7 +204,7 @@ class AccountConfigs:
         ]
 
     def exclude(self, name: str) -> list[str]:
-        """An account is new: give it nothing of files until `sever`; return whose they are."""
+        """An account is new: ignore grants to it in files until `sever`; return their owners."""
         found = [
             owner
             for owner in self._owners_naming(name)
@@ -211,7 +214,7 @@ class AccountConfigs:
         return found
 
     def excluded(self) -> set[str]:
-        """The accounts for which `sever` has yet to succeed."""
+        """The accounts for which `sever` has not succeeded yet."""
         return {name for _, name in list(self._excluded)}
 
     def _note_severed(self, owner: str) -> None:
@@ -237,7 +240,7 @@ class AccountConfigs:
 
 
 def _settings_of(account: str, config: AccountConfig) -> dict[str, TopicSettings]:
-    """Those of the declared topics, by full name."""
+    """The settings of the declared topics, by full name."""
     return {
         names.full(account, topic.name): TopicSettings(
             retention_age_s=topic.retention.age_s, retention_bytes=topic.retention.bytes

@@ -1,11 +1,12 @@
-"""Edits of the files in which people set up accounts: recorded in `$audit`, apart from damage.
+"""Edits of accounts' config files: recorded in `$audit`, so that damage can be distinguished.
 
-Such a file has no checksum, because people edit it. `config-seen.json` beside it has that of the
-content that the bus has used last. So a change that nobody made is seen: in `$audit`, by
-`polybus accounts show`, and of a stopped bus by `polybus verify`.
+Such a file has no checksum, because people edit it. `config-seen.json` beside it has the checksum
+of the content that the bus used last. So a change that no person made is visible: in `$audit`, in
+`polybus accounts show`, and for a stopped bus in `polybus verify`.
 
-Order of writes: the message in `$audit`, and when it is durable `config-seen.json`. A crash between
-the two lets the edit be recorded again. So does a removed or damaged `config-seen.json`.
+Order of writes: the message in `$audit`, and when it is durable `config-seen.json`. After a crash
+between the two the edit is recorded again. The same happens if `config-seen.json` is removed or
+damaged.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ RecordEdit = Callable[[tuple[str, str], str, str, Mapping[str, Any]], Awaitable[
 
 
 class SeenConfig(msgspec.Struct, frozen=True):
-    """A content of an account's file: its name, empty without one, its XXH3, and its time."""
+    """A version of an account's file: its name (empty if missing), its XXH3, and its time."""
 
     file: str = ""
     digest: str = ""
@@ -47,12 +48,12 @@ class ConfigEdits:
         self._data = data
         self._loop = loop
         self.record: RecordEdit | None = None
-        """That of the AuditBook, which is made later."""
+        """The method of the AuditBook, which is created later."""
         self._unrecorded: dict[str, SeenConfig] = {}
         self._recording: asyncio.Task[None] | None = None
 
     def used(self, account: str) -> None:
-        """The account's file is in use."""
+        """The account's file was applied."""
         found = found_config(self._data, account)
         if found.is_as(seen_config(self._data, account) or SeenConfig()):
             return
@@ -66,7 +67,7 @@ class ConfigEdits:
             try:
                 detail = {"xxh3": found.digest, "changed": found.changed}
                 await self.record(("", found.file), ACTION, account, detail)
-                # It syncs.
+                # This calls fsync.
                 await self._loop.run_in_executor(None, self._keep, account, found)
             except PolybusError as error:
                 logger.error("the config of %s was changed: %s", account, error)
@@ -101,7 +102,7 @@ def found_config(data: Path, account: str) -> SeenConfig:
 
 
 def seen_config(data: Path, account: str) -> SeenConfig | None:
-    """The file as the bus has used it last, as far as that is known."""
+    """The version of the file that the bus used last, if known."""
     path = account_folder(data, account) / CONFIG_SEEN
     try:
         return checked_json.decode(path.read_bytes(), SeenConfig, path)
@@ -110,9 +111,9 @@ def seen_config(data: Path, account: str) -> SeenConfig | None:
 
 
 def unused_edit(data: Path, account: str) -> str | None:
-    """What was done to a file since the bus has used it; None if nothing, or if it is not known."""
+    """How a file was changed since the bus used it; None if it was not, or if that is unknown."""
     seen, found = seen_config(data, account), found_config(data, account)
     if seen is None or seen.is_as(found):
         return None
     what = f"changed at {found.changed}" if found.file else "removed"
-    return f"{what}, and not used by the bus yet; if nobody did that, it is damaged"
+    return f"{what}, and not used by the bus yet; if no person changed it, it is damaged"

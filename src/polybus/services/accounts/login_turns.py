@@ -1,10 +1,10 @@
-"""Turns of logins that are not known to be right: one at a time from each source.
+"""Queues logins that were not verified before: one at a time from each source has its turn.
 
-Room is limited, for each source and in all. Whoever comes when there is none takes the place of
-another, chosen at random, which is refused (`auth.busy`). So nobody who floods the bus with guesses
-keeps a right password out: not at other sources, and not at its own if it is tried again. A login
-that has its turn keeps it while only its own source is full: otherwise guesses would not wait for
-the delay of the one before.
+The queues are limited, for each source and in total. If one is full, a new login replaces another,
+chosen at random, which is refused (`auth.busy`). So a flood of guesses cannot lock out a
+correct password: not at other sources, and not at its own if the login is retried. A login keeps
+its turn while only its own source's queue is full: otherwise guesses would not wait for the delay
+of the previous one.
 """
 
 import asyncio
@@ -15,13 +15,13 @@ from collections.abc import AsyncIterator
 from polybus.errors import UsageError
 
 WAITING_PER_SOURCE_MAX = 10
-"""Logins from one source: one that has its turn, and those that wait for it."""
+"""Logins from one source: one that has its turn, and those that wait."""
 SOURCES_MAX = 1000
 """Sources whose logins are checked or delayed at a time."""
 
 
 class LoginTurn:
-    """One login, from when it comes until it is answered."""
+    """One login, from its arrival to its answer."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -29,12 +29,12 @@ class LoginTurn:
         self._over: asyncio.Future[None] = loop.create_future()
 
     async def sleep(self, seconds: float) -> None:
-        """Raises UsageError `auth.busy`: another login has taken its place."""
+        """Sleep. Raises UsageError `auth.busy` if another login has taken its place."""
         await asyncio.wait([self._over], timeout=seconds)
         self._check()
 
     async def wait(self) -> None:
-        """Wait for the turn. Raises as `sleep`."""
+        """Wait for the turn. Raises as `sleep` does."""
         await asyncio.wait([self._began, self._over], return_when=asyncio.FIRST_COMPLETED)
         self._check()
 
@@ -62,7 +62,7 @@ class LoginTurns:
 
     @contextlib.asynccontextmanager
     async def turn(self, source: str) -> AsyncIterator[LoginTurn]:
-        """Wait until no earlier login from the source is there. Raises UsageError `auth.busy`."""
+        """Wait until no earlier login from the source is left. Raises UsageError `auth.busy`."""
         logins = self._logins_of(source)
         login = LoginTurn()
         logins.append(login)

@@ -1,8 +1,8 @@
-"""How fast an account may change topics, tokens and accounts: its changes wait for each other.
+"""Limits how fast an account may change topics, tokens and accounts: one change at a time.
 
-Such a change waits for the disk on the loop's thread, and so do all peers. After each one the next
-of the same account waits PAUSE_SHARE times as long as it took, so that nobody can stop the bus by
-creating and deleting topics. Strangers who sign up count as one account.
+Such a change waits for the disk on the loop's thread, which delays all peers. After each one the
+next change of the same account waits PAUSE_SHARE times as long as it took, so that no account can
+stall the bus by creating and deleting topics. All sign-ups count as one account.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ PAUSE_S_MAX = 1.0
 
 
 class ChangePace:
-    """The turns of all accounts."""
+    """The changes of all accounts."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -36,7 +36,7 @@ class ChangePace:
         try:
             yield
         finally:
-            # Its answer need not wait, only the next change.
+            # Only the next change waits, not the answer of this one.
             pause_s = min(PAUSE_S_MAX, PAUSE_SHARE * (self._loop.time() - began_s))
             self._loop.call_later(pause_s, self._release, account, turn)
 

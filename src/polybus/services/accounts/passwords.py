@@ -1,8 +1,8 @@
 """Checks passwords, off the loop and as rarely as possible.
 
 A password's hash is made to be slow (argon2id). After the first success the bus remembers a keyed
-digest of the password: it recognises the right one at once, and with it every wrong one, so that a
-flood of logins costs no hash each. The key is new at each start, and nothing of it is stored.
+digest of the password: it then recognises both the correct password and every wrong one at once, so
+that a flood of logins does not cost a hash each. The key is new at each start, and is never stored.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ from argon2.exceptions import InvalidHashError, VerificationError
 from polybus.errors import UsageError
 
 PASSWORD_BYTES_MAX = 1024
-# 19 MiB and two passes, on one thread: what OWASP names as the least, because a bus may check many
-# at a time.
+# 19 MiB and two passes, on one thread: the minimum that OWASP recommends, because a bus may check
+# many passwords at a time.
 _hasher = PasswordHasher(time_cost=2, memory_cost=19 << 10, parallelism=1)
 
 
@@ -36,13 +36,13 @@ class PasswordChecker:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._key = secrets.token_bytes(32)
-        # The digest of the right password, by its stored hash.
+        # The digest of the correct password, by its stored hash.
         self._known: dict[str, bytes] = {}
-        # One thread: a flood of logins takes at most one processor, and waits for itself alone.
+        # One thread: a flood of logins takes at most one processor.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="polybus-passwords")
 
     def is_known(self, password: str, stored: str) -> bool:
-        """Whether it is the right password, and was given before."""
+        """Whether it is the correct password, and was verified before."""
         known = self._known.get(stored)
         return known is not None and hmac.compare_digest(known, self._digest(password))
 

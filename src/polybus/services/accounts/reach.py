@@ -10,7 +10,7 @@ from polybus.services.accounts.store import AccountStore
 
 
 def check_reach(config: Config, store: AccountStore) -> None:
-    """Refuse to listen beyond loopback for everybody, or for nobody.
+    """Refuse to listen beyond loopback if anyone could use the bus, or if no one could.
 
     Raises ConfigError `accounts.open` or `accounts.none`, which say what to set.
     """

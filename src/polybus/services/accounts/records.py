@@ -1,4 +1,4 @@
-"""What is stored of an account: its password's hash, its tokens, and the topics it shares.
+"""The stored record of an account: its password's hash, its tokens, and its grants.
 
 An account owns the topics below its name. A grant lets another account use some of them; a token
 logs in as its account, limited to some topics and rights, until it expires.
@@ -26,7 +26,7 @@ class Grant(msgspec.Struct, frozen=True):
 
 
 class Token(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A token, without its secret. Empty `topics` or `rights` are those of the account.
+    """A token, without its secret. Empty `topics` or `rights` mean those of the account.
 
     Attributes:
         digest: SHA-256 of the secret. A secret has 256 random bits, so a slow hash adds nothing.
@@ -52,8 +52,9 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     tokens: tuple[Token, ...] = ()
     grants: tuple[Grant, ...] = ()
     severed: tuple[str, ...] = ()
-    """Deleted accounts that permissions in its config file still name: one of that name that is
-    created later gets none of them."""
+    """Deleted accounts that its config file still names: a later account of the same name does not
+    get these permissions.
+    """
 
 
 def view(account: Account) -> dict[str, Any]:
@@ -104,7 +105,7 @@ def matches(patterns: Iterable[str], name: str) -> bool:
 
 
 def _matches(pattern: str, name: str) -> bool:
-    # Not as a regular expression: those try again and again where `*` is repeated.
+    # Not a regular expression: those backtrack exponentially where `*` is repeated.
     first, *others = pattern.split("*")
     if not others:
         return name == first

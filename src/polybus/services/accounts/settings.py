@@ -17,7 +17,7 @@ from polybus.structs import convert
 
 FILES = ("config.toml", "config.json")
 FileState = tuple[str, int, int] | None
-"""Name, time and size of the file; None if there is none."""
+"""Name, time and size of the file; None if it does not exist."""
 UNREAD: FileState = ("", 0, 0)
 
 
@@ -36,7 +36,7 @@ class AccountLimits(Settings, frozen=True):
     uploads_max: int | None = None
 
     def over(self, limits: Limits) -> "AccountLimits":
-        """These limits, and those of the bus for what is not set here."""
+        """These limits, with those of the bus where none is set."""
         fields = [field.name for field in msgspec.structs.fields(self)]
         own = {name: getattr(self, name) for name in fields}
         return AccountLimits(
@@ -48,7 +48,7 @@ class AccountLimits(Settings, frozen=True):
 
 
 class Permission(Settings, frozen=True):
-    """Rights of another account, as `polybus accounts grant` gives them."""
+    """Rights of another account, as those of `polybus accounts grant`."""
 
     account: str
     topics: str

@@ -1,6 +1,6 @@
-"""Sign-up: strangers create accounts, a few an hour from each address and not many in all.
+"""Limits sign-ups: a few per hour from each address, and a total per hour.
 
-Every attempt counts, also one that fails: each tells whether an account of that name exists.
+Failed attempts count too, because each reveals whether an account of that name exists.
 """
 
 from collections import Counter, deque

@@ -1,8 +1,8 @@
-"""How many bytes each account stores, and which accounts may store nothing more.
+"""How many bytes each account stores, and which accounts have reached their limit.
 
-Counted are its topics (`stored_bytes`), and its blobs, with unfinished payloads.
-Staged files and sessions have limits of their own. The log is measured every few seconds, in steps;
-the rest is known at any time, so a payload is refused while it arrives.
+Its topics (`stored_bytes`) and its blobs count, including unfinished payloads.
+Staged files and sessions have limits of their own. The log is measured every few seconds, in steps.
+The other sizes are always known, so a payload can be refused while it arrives.
 """
 
 import asyncio
@@ -12,11 +12,11 @@ from polybus.bus.bus import Bus
 from polybus.errors import StorageError, UsageError
 
 STEP = 500
-"""Topics and history files that are looked at before others run."""
+"""Topics and history files that are measured before other tasks run."""
 
 
 def stored_bytes(bus: Bus, topic: str) -> int:
-    """The size of a topic, as `Log.stored_bytes`: its history, and what is not history yet.
+    """The size of a topic, as `Log.stored_bytes`: its history and its part of the journal.
 
     Raises UsageError `topic.unknown`.
     """
@@ -33,7 +33,7 @@ class AccountStorage:
         self._limit_of = limit_of
         self._in_log: dict[str, int] = {}
         self.other_bytes: Callable[[str], int] = lambda account: 0
-        """What an account stores beside its messages."""
+        """The bytes that an account stores in addition to its messages."""
 
     def bytes_of(self, account: str) -> int:
         return self._in_log.get(account, 0) + self.other_bytes(account)
@@ -42,12 +42,12 @@ class AccountStorage:
         """Whether an account may store more. Raises UsageError `account.bytes`."""
         limit = self._limit_of(account)
         if limit is not None and self.bytes_of(account) + more >= limit:
-            # Not how much it is: whoever publishes to its topics may read this.
+            # Without the size: all who publish to its topics may read this.
             text = f"the account {account!r} is at its limit of storage (account-bytes-max)"
             raise UsageError("account.bytes", f"{text}; delete topics or shorten their retention")
 
     def judge(self, account: str) -> None:
-        """Let everybody publish to the topics of an account, or nobody."""
+        """Apply its limit: accept or refuse messages for the topics of an account."""
         try:
             self.check(account)
         except UsageError as error:
@@ -56,7 +56,7 @@ class AccountStorage:
             self._bus.full_accounts.pop(account, None)
 
     async def measure(self, owned: Mapping[str, Iterable[str]]) -> None:
-        """Look at the topics of these accounts."""
+        """Measure the topics of these accounts."""
         seen = 0
         for account, topics in owned.items():
             total = 0

@@ -1,14 +1,14 @@
 """DATA/accounts/<account>/account.json: the accounts of a data folder.
 
-The folder of an account is what makes it one: the log finds the owner of `shop/news` by it. Order
+An account exists if its folder does: the log finds the owner of `shop/news` by it. Order
 of writes, each durable before the next:
 
 create   account.json in the folder DATA/trash/new-account, rename of that folder to the account's.
-         So an account's folder without account.json has lost it: nobody can log in, and its topics
+         So an account's folder without account.json has lost it: no one can log in, but its topics
          stay.
 delete   the record of each account whose config file names it (`severed`); the topics of the
          account, by the log; the records with grants to it; rename of its folder into DATA/trash;
-         its removal. So no moment leaves a right for an account that gets the name later.
+         its removal. So at no time could a later account of the same name inherit a right.
 
 A cluster has another order (cluster.py).
 
@@ -61,7 +61,7 @@ SECRET_BYTES = 32
 _NEW = "new-account"
 _NOBODY = Account(name="", created="")
 ACCOUNTS_MAX = 10_000
-"""Each is in memory, with a file that is looked at; with sign-up strangers make them."""
+"""Each takes memory, and its file is checked regularly; sign-ups may create many."""
 TOKENS_MAX = 1000
 GRANTS_MAX = 1000
 Changed = Callable[[Account | None, Account | None], None]
@@ -80,7 +80,7 @@ class AccountStore:
         self.accounts = {names.ACCOUNT: Account(name=names.ACCOUNT, created="")}
         self.damaged: dict[str, str] = {}
         self.closing: set[str] = set()
-        """Accounts whose deletion has begun, perhaps at another node: damaged ones, too."""
+        """Accounts whose deletion has begun, perhaps at another node, including damaged ones."""
         self._by_token: dict[str, str] = {}
         self.changed: Changed = lambda before, after: None
         """Called after every saved change with the account before and after it, None if missing."""
@@ -93,7 +93,7 @@ class AccountStore:
                 continue
             logger.error("%s: nobody can log in to %r: %s", DAMAGED, name, found)
             self.damaged[name] = found
-            # Its topics stay its own, so that nobody else may read them.
+            # It still owns its topics, so that no other account may read them.
             self.accounts[name] = Account(name=name, created="")
 
     def _keep(self, account: Account) -> None:
@@ -123,7 +123,7 @@ class AccountStore:
 
         Raises:
             UsageError: `account.invalid`, `account.exists`, `account.too-many`, or `account.taken`
-                if the default account has topics or consumers that would look like this one's.
+            if the default account has topics or consumers that would look like those of this one.
             StorageError: it cannot be written.
         """
         name = account_name(name)
@@ -158,7 +158,7 @@ class AccountStore:
     def delete(self, name: str, deletion: int = 0) -> None:
         """Remove an account without topics, and the grants to it.
 
-        `deletion` is what `begin_delete` gave.
+        `deletion` is the result of `begin_delete`.
 
         Raises:
             UsageError: `account.unknown`, `account.invalid`, `account.in-use`.
@@ -173,17 +173,17 @@ class AccountStore:
         self._remove(name, deletion)
 
     async def catch_up(self) -> None:
-        """Know everything that any node has written by now. Raises StorageError."""
+        """Wait for everything that any node has written so far. Raises StorageError."""
 
     def begin_delete(self, name: str) -> int:
-        """Let no node add anything to an account that is being deleted; return which deletion.
+        """Keep all nodes from adding to an account that is being deleted; return the deletion's id.
 
         In files there is no other node. Raises StorageError.
         """
         return 0
 
     def check_deleting(self, name: str, deletion: int) -> None:
-        """Raises UsageError `account.unknown`, another node has finished this deletion."""
+        """Raises UsageError `account.unknown` if another node has finished this deletion."""
 
     def _end_grants(self, name: str) -> None:
         """Remove all grants to an account. Raises StorageError."""
@@ -212,11 +212,11 @@ class AccountStore:
         self._drop(name)
 
     def set_password(self, name: str, password: str | None) -> None:
-        """Replace the password's hash; None allows tokens only. Raises as `get`; StorageError."""
+        """Replace the password's hash; None allows only tokens. Raises as `get`; StorageError."""
         self._change(name, lambda account: msgspec.structs.replace(account, password=password))
 
     def grant(self, owner: str, to: str, topics: str, rights: Iterable[str]) -> Grant:
-        """Let an account use topics of another; a grant of the same pattern is replaced.
+        """Grant topics to another account; replaces a grant of the same pattern.
 
         Raises:
             UsageError: `account.unknown`, `account.invalid`, `account.too-many`.
@@ -241,7 +241,7 @@ class AccountStore:
         return grant
 
     def _check_open(self, name: str) -> None:
-        """Raises UsageError `account.unknown`; `account.damaged`, it is being deleted."""
+        """Raises UsageError `account.unknown`; `account.damaged` if it is being deleted."""
         self.get(name)
         if name in self.closing:
             raise UsageError("account.damaged", f"account {name!r}: {self.damaged[name]}")
@@ -260,7 +260,7 @@ class AccountStore:
         self._change(owner, remove)
 
     def sever(self, owner: str, name: str) -> None:
-        """The owner's config file names an account that is being deleted. Raises StorageError."""
+        """Record that the owner's config file names a deleted account. Raises StorageError."""
 
         def add(account: Account) -> Account:
             severed = dict.fromkeys((*account.severed, name))
@@ -270,7 +270,7 @@ class AccountStore:
             self._change(owner, add)
 
     def keep_severed(self, owner: str, named: Collection[str]) -> None:
-        """The owner's config file names these accounts, and no others. Raises StorageError."""
+        """Keep records of severed accounts only for these names. Raises StorageError."""
 
         def keep(account: Account) -> Account:
             severed = tuple(one for one in account.severed if one in named)
@@ -287,7 +287,7 @@ class AccountStore:
         rights: Iterable[str] = (),
         expires: float | None = None,
     ) -> str:
-        """Add a token and return its text, which is stored nowhere. Remove expired tokens.
+        """Add a token and return its secret, which is not stored. Removes expired tokens.
 
         Raises:
             UsageError: `account.unknown`, `account.invalid`, `account.too-many`.
@@ -301,7 +301,7 @@ class AccountStore:
         token = Token(identity, _digest(secret), _now(), patterns, allowed, expires)
 
         def add(account: Account) -> Account:
-            # The console makes one for each login, and so would fill the account.
+            # The console creates one for each login, which would fill up the account.
             valid = [one for one in account.tokens if (one.expires or math.inf) > time.time()]
             if len(valid) >= TOKENS_MAX:
                 text = f"{name!r} is at its limit of {TOKENS_MAX} tokens; revoke some first"
@@ -323,7 +323,7 @@ class AccountStore:
         self._change(name, remove)
 
     def find_token(self, text: str) -> tuple[str, Token] | None:
-        """The account and token of a token's text, whether it has expired or not."""
+        """The account and token of a secret, whether or not it has expired."""
         prefix, _, rest = text.partition("_")
         identity, _, secret = rest.partition("_")
         if prefix != TOKEN_PREFIX:
@@ -367,7 +367,7 @@ def damaged_accounts(data: Path) -> dict[Path, str]:
 
 
 def _stored(data: Path) -> Iterator[tuple[str, Account | str]]:
-    """Every account of a data folder, or what is wrong with its file."""
+    """Every account of a data folder, or the problem with its file."""
     for folder in folders_in(accounts_folder(data)):
         path = folder / NAME
         may_be_missing = not names.is_account(folder.name) and not (folder / EXISTS).exists()

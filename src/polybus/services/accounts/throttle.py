@@ -1,9 +1,9 @@
-"""Slows failed logins down, by address and by account, and locks nobody out.
+"""Slows down failed logins, by address and by account, without locking anyone out.
 
-A login is checked after a delay that doubles with each failure and is forgotten after a while. The
-password that worked last, and a valid token, are accepted without it. A token has no account here.
-Failures of others delay an account's logins too, but not from an address that has logged in to it
-before, and never for longer than DELAY_S_MAX.
+A login is checked after a delay that doubles with each failure and expires after a while. The last
+correct password, and a valid token, are accepted without a delay. A token has no account here.
+Failures from other addresses delay an account's logins too, but not from an address that has logged
+in to it before, and never for longer than DELAY_S_MAX.
 """
 
 from collections import OrderedDict
@@ -34,7 +34,7 @@ class Throttle:
         if account:
             keys.append(("account", account))
         for key in keys:
-            # At most as many as lead to the longest delay.
+            # Count only as many as lead to the longest delay.
             count = min(self._count(key) + 1, 16)
             self._failures[key] = (count, now_s)
             self._failures.move_to_end(key)

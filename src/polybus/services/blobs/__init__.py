@@ -1,1 +1,1 @@
-"""Payloads by reference: stored as blobs, kept while a message points at them."""
+"""Payloads by reference: stored as blobs, kept while a message refers to them."""

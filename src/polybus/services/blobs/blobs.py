@@ -1,18 +1,18 @@
-"""The blobs of a running bus: who needs each, who may read it, and when it is removed.
+"""The blobs of a running bus: which messages need each, who may read it, when it is removed.
 
-A blob belongs to the account of the topics whose messages point at it. It may be read by whoever
-may subscribe to one of these topics. The files and the order of writes are in log/blobs.py.
+A blob belongs to the account of the topics whose messages refer to it. Everyone who may subscribe
+to one of these topics may read it. The files and the order of writes are in log/blobs.py.
 
-The sweep removes what no message needs any more. Its proof is positive. A mark goes if the topic
-with its epoch is gone, or its first offset is behind the mark's. While a topic is damaged, marks of
-epochs that no topic has are kept: they may be its own. A blob without marks goes if this bus has
-made it, so that it knows all its messages, or if no message refers to it: marks are files, and may
-be lost. For that the sweep reads the headers of all messages, once in the life of a bus and not
-before there is something to remove, and restores the marks that are missing. While a topic of the
-account cannot be read, the blob stays.
+The sweep decides when marks and blobs go. It needs positive proof. A mark is removed if the topic
+with its epoch is deleted, or the topic's first offset is after the mark's. While a topic is
+damaged, marks of epochs that no topic has are kept: they may belong to it. A blob without marks is
+removed if this bus has stored it, and so knows all its messages, or if no message refers to it:
+marks are files, and may be lost. To find out, the sweep reads the headers of all messages, once per
+run of the bus and only when a blob may be removable, and restores missing marks. While a topic of
+the account cannot be read, the blob stays.
 
-Everything here runs on the loop's thread, and files change on one other thread, in order: a blob
-that is removed does not conflict with one of the same content that arrives meanwhile.
+Everything here runs on the loop's thread, and files change on one other thread, in order: the
+removal of a blob does not conflict with the arrival of the same content.
 """
 
 import asyncio
@@ -56,18 +56,18 @@ logger = logging.getLogger("polybus.blobs")
 
 T = TypeVar("T")
 BLOB_COST_BYTES = 16 << 10
-"""What a blob takes on the disk beside its content: its folder, sums and marks."""
+"""Disk space of a blob in addition to its content: its folder, sums and marks."""
 READ_BYTES = 1 << 20
 READ_THREADS = 2
 READS_BYTES_MAX = 4 << 20
-"""What is read at a time, of all accounts."""
+"""How many bytes are read at a time, for all accounts."""
 SWEEP_STEP = 500
-"""Blobs that a sweep looks at before others run."""
+"""Blobs that a sweep checks before other tasks run."""
 
 
 @dataclass(slots=True)
 class Blob:
-    """A stored payload. `holds` counts messages that are about to point at it."""
+    """A stored payload. `holds` counts messages that are about to refer to it."""
 
     account: str
     path: Path
@@ -78,26 +78,26 @@ class Blob:
     """Marks of epochs that no topic has."""
     holds: int = 0
     is_new: bool = False
-    """Whether it was made by this bus, which then knows all messages that point at it."""
+    """Whether this bus has stored it, and so knows all messages that refer to it."""
 
 
 NOWHERE = {"": Blob("", Path(), 0, {"": BlobMark(0, 0)})}
-"""What an id stands for that does not exist: it takes as long as one that one may not read."""
+"""Stands for an unknown id, so that its check takes as long as that of a forbidden one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A payload that is durable, for messages that are published next."""
+    """A durable payload, for messages that are published next."""
 
     reference: Reference
     blobs: dict[str, Blob]
     """By topic."""
     pending: dict[str, BlobMark]
     index: int = 0
-    """The number of its message in the batch."""
+    """The index of its message in the batch."""
 
     def batch(self, topic: str, headers: dict[str, bytes] | None = None) -> Batch:
-        """The message that points at it."""
+        """The message that refers to it."""
         marked = {**(headers or {}), **self.header}
         return Batch.of(topic, [references.encode(self.reference)], headers=[marked])
 
@@ -133,7 +133,7 @@ class Blobs:
         self._sweeping: asyncio.Task[None] | None = None
         self._sweeps_again = False
         self._unread: set[str] | None = None
-        """The topics whose messages may lack their marks; None, all that were here before."""
+        """The topics whose messages may lack their marks; None means all that existed before."""
         self._is_closed = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._storage.other_bytes = self.bytes_of
@@ -150,7 +150,7 @@ class Blobs:
                 topics[self._context.log.bounds(topic).epoch] = topic
         for account, one in found:
             blob = Blob(account, one.path, one.size)
-            # The messages of an earlier log in memory are gone.
+            # The messages of an earlier log in memory are lost.
             of_memory = [mark.suffix == files.MEMORY for mark in one.marks]
             blob.is_new = self._is_memory and any(of_memory) and all(of_memory)
             await self._settle_found(blob, one, topics)
@@ -185,7 +185,7 @@ class Blobs:
         await self._run(files.drop_marks, blob.path, void)
 
     async def _settle_pending(self, blob: Blob, topic: str, pending: BlobMark) -> None:
-        """A crash came before the mark had its offset: look for the message."""
+        """A crash came before the mark had its offset: search for the message."""
         log = self._context.log
         try:
             offset = await asyncio.to_thread(find_message, log, topic, pending, blob.path.name)
@@ -220,8 +220,8 @@ class Blobs:
     def _later(self, work: Callable[..., object], *given: Any) -> None:
         """Change files, in the order of the calls. A failure is logged: the next start repeats it.
 
-        It is handed over now, not when a task runs: a blob that is placed after its removal was
-        decided must be placed after it.
+        It is queued now, not when a task runs: a blob that is placed after its removal was decided
+        must be placed after the removal.
         """
         try:
             done = self._context.loop.run_in_executor(self._files, work, *given)
@@ -242,9 +242,9 @@ class Blobs:
     # Storing
 
     def upload(self, access: AccountAccess, topic: str, sha256: str = "") -> IncomingBlob:
-        """A payload that begins to arrive for a topic, which may be empty if it is not known yet.
+        """A payload that begins to arrive for a topic; the name is empty if it is unknown yet.
 
-        With its SHA-256 it is a ContinuedBlob. Raises UsageError: the quota is used up, or
+        With its SHA-256 it is a ContinuedBlob. Raises UsageError if the quota is exhausted, or
         `blob.too-many`; BusyError `blob.busy`, `blob.arriving`.
         """
         if self._count >= self._limits.blobs_max:
@@ -256,10 +256,10 @@ class Blobs:
             if refusal is not None:
                 raise refusal.again()
         account = access.owner_of(topic or access.own(""))
-        # Administrators, and transactions that must end, may go beyond it.
+        # Administrators, and transactions that must finish, may exceed it.
         is_bound = access is not self._accounts.admin
         if is_bound:
-            # What is interrupted counts for its sender.
+            # Interrupted uploads count for their sender.
             for one in {account, access.account} if sha256 else {account}:
                 self._storage.check(one)
         folder = files.blobs_folder(self._context.data, account)
@@ -272,7 +272,7 @@ class Blobs:
         return IncomingBlob(BlobWriter(folder, self._disk), self.room, sender)
 
     def unfinished_bytes(self, access: AccountAccess, topic: str, sha256: str) -> int:
-        """How many bytes are here of an upload that was interrupted, or arrives."""
+        """How many bytes of an upload, interrupted or in progress, the bus has."""
         account = access.owner_of(topic)
         name = UploadId(Uploader(access.account), topic, sha256).folder
         path = files.blobs_folder(self._context.data, account) / name
@@ -281,7 +281,7 @@ class Blobs:
     async def keep(
         self, upload: IncomingBlob, topics: Sequence[str], content_type: str = references.OCTETS
     ) -> Kept:
-        """Make a payload that has arrived durable, for a message to each of these topics.
+        """Make a complete payload durable, for a message to each of these topics.
 
         The caller publishes and then calls `published`, without awaiting in between. Raises
         UsageError `topic.unknown`, `account.bytes`; StorageError.
@@ -333,7 +333,7 @@ class Blobs:
     def published(
         self, kept: Kept, batches: Sequence[Batch], access: AccountAccess | None = None
     ) -> None:
-        """These batches were published, or refused: their marks follow when they are durable."""
+        """These batches were published or refused: settle their marks when they are durable."""
         stored = {batch.topic: batch for batch in batches if batch.first_offset >= 0}
         for topic, blob in kept.blobs.items():
             blob.holds -= 1
@@ -367,10 +367,10 @@ class Blobs:
         return any(spans[at + 1] - spans[at] > size for at in range(0, len(spans), 2))
 
     async def spill(self, batch: Batch, access: AccountAccess) -> tuple[Batch, list[Kept]]:
-        """The batch with references in place of its large values, and what these refer to.
+        """The batch with references in place of its large values, and the payloads of these.
 
         The caller publishes it and then calls `published`, without awaiting in between. Raises as
-        `upload` and `keep`.
+        `upload` and `keep` do.
         """
         values, headers = list(batch.values()), list(batch.headers or [None] * len(batch))
         found: list[Kept] = []
@@ -404,7 +404,7 @@ class Blobs:
     def find(
         self, access: AccountAccess, blob_id: str, is_hidden: Callable[[str], bool] | None = None
     ) -> Blob:
-        """A blob that one may read by a topic that is not hidden.
+        """A blob that the caller may read because of a topic whose values are not hidden.
 
         Raises UsageError `blob.unknown`.
         """
@@ -417,7 +417,7 @@ class Blobs:
     def of_message(self, topic: str, blob_id: str) -> Blob:
         """The blob of a message of a topic. Raises UsageError `blob.unknown`.
 
-        The message is the proof, whether or not its mark is there.
+        The message is the proof, whether or not its mark exists.
         """
         try:
             return self._blobs[blob_id][self._accounts.admin.owner_of(topic)]
@@ -431,7 +431,7 @@ class Blobs:
     async def read(
         self, reader: BlobReader, start: int, bytes_max: int, account: str = ADMIN
     ) -> bytes:
-        """Some bytes, when it is the turn of the account. Raises as `BlobReader.block`."""
+        """Some bytes, when it is the turn of the account. Raises as `BlobReader.block` does."""
         await self._reads.enter(account, bytes_max)
         try:
             return await in_thread(self._readers, reader.read, start, bytes_max)
@@ -441,7 +441,7 @@ class Blobs:
     async def pieces(
         self, reader: BlobReader, start: int = 0, stop: int | None = None, account: str = ADMIN
     ) -> AsyncIterator[bytes]:
-        """Checked bytes of a blob. Raises as `BlobReader.block`."""
+        """Verified bytes of a blob. Raises as `BlobReader.block` does."""
         stop = reader.size if stop is None else stop
         while start < stop:
             size = min(stop - start, READ_BYTES - start % BLOCK_BYTES)
@@ -449,7 +449,7 @@ class Blobs:
             start += size
 
     def bytes_of(self, account: str) -> int:
-        """What an account stores in blobs, with what arrives for it and what it has interrupted."""
+        """The bytes of an account's blobs, including unfinished and interrupted uploads."""
         stored = self._bytes.get(account, 0) + self.room.bytes[account]
         return stored + self.unfinished.bytes_of(account)
 
@@ -473,7 +473,7 @@ class Blobs:
             self._sweeps_again = True
 
     async def swept(self) -> None:
-        """Wait for the end of the sweep that runs, and of its changes on the disk."""
+        """Wait until the running sweep, and its changes on the disk, have ended."""
         if self._sweeping is not None:
             await self._sweeping
         while self._tasks:
@@ -488,7 +488,7 @@ class Blobs:
         self._sweep = self._context.loop.call_later(interval_s, run)
 
     async def _sweep_slowly(self) -> None:
-        """Remove marks of messages that are gone, and blobs without marks; let others run."""
+        """Remove marks of removed messages, and blobs without marks; let other tasks run."""
         while True:
             self._sweeps_again = False
             for path in self.unfinished.expired(self._accounts.store.accounts):
@@ -508,7 +508,9 @@ class Blobs:
                 return
 
     def _sweep_one(self, blob: Blob, bounds: dict[str, tuple[int, int] | None]) -> bool:
-        """Remove what is void of a blob; False if messages may refer to it without a mark."""
+        """Remove a blob's void marks, or the blob; False if messages may refer to it without a
+        mark.
+        """
         log = self._context.log
         gone = [topic for topic, mark in blob.marks.items() if is_gone(log, bounds, topic, mark)]
         void = [blob.marks.pop(topic) for topic in gone]
@@ -536,7 +538,7 @@ class Blobs:
         return all(owner_of(topic) != account for topic in self._unread)
 
     async def _restore_marks(self) -> None:
-        """Look for messages whose marks are lost."""
+        """Search for messages whose marks are lost."""
         log, owner_of = self._context.log, self._accounts.admin.owner_of
         topics = {topic for topic in log.topics() if not names.is_reserved(topic)}
         found = await asyncio.to_thread(

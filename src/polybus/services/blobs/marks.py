@@ -1,4 +1,4 @@
-"""Marks of blobs: those that several messages share, and what the log says of one."""
+"""Marks of blobs: pending ones that messages share, and whether a mark's message exists."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,11 +13,11 @@ from polybus.log.interface import Log
 
 @dataclass(slots=True)
 class _PendingMark:
-    """A pending mark on the disk, which several messages may share: the last of them settles it."""
+    """A pending mark on the disk, which several messages may share: the last one settles it."""
 
     holds: int = 0
     mark: BlobMark | None = None
-    """Of the last of these messages that is durable."""
+    """The mark of the last of these messages that is durable."""
     older: list[BlobMark] = field(default_factory=list)
 
 
@@ -40,7 +40,7 @@ class PendingMarks:
         mark: BlobMark | None = None,
         older: Sequence[BlobMark] = (),
     ) -> None:
-        """The message of a pending mark is durable, or does not come, without a `mark`."""
+        """The message of a pending mark is durable or, if `mark` is None, was not published."""
         shared = self._marks[path, pending.name]
         shared.holds -= 1
         shared.older += older
@@ -56,7 +56,7 @@ class PendingMarks:
 
 
 def exists(log: Log, topic: str) -> bool:
-    """Whether there is such a topic, damaged or not."""
+    """Whether such a topic exists, damaged or not."""
     try:
         log.bounds(topic)
     except UsageError:
@@ -75,15 +75,15 @@ def is_gone(log: Log, known: dict[str, tuple[int, int] | None], topic: str, mark
         except UsageError:
             known[topic] = (-1, 0)
         except PolybusError:
-            known[topic] = None  # Damaged: nothing is known of it.
+            known[topic] = None  # Damaged: the bounds are unknown.
     found = known[topic]
     return found is not None and (found[0] != mark.epoch or found[1] > mark.offset)
 
 
 def find_message(log: Log, topic: str, pending: BlobMark, blob_id: str) -> int | None:
-    """The last message of a topic that points at a blob, from a mark's offset on. May block.
+    """The last message of a topic that refers to a blob, from a mark's offset on. May block.
 
-    Raises StorageError, the topic is damaged.
+    Raises StorageError if the topic is damaged.
     """
     bounds = log.bounds(topic)
     offset = max(pending.offset, bounds.start)

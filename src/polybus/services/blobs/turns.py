@@ -1,7 +1,7 @@
-"""Turns of accounts at the disk: a flood of one account does not delay the payloads of others.
+"""A fair queue for the disk: accounts take turns, so a flood of one does not delay others.
 
-What is written or read at a time is limited in bytes. Beyond that pieces wait, and accounts take
-turns, however many pieces each has waiting.
+The bytes that are written or read at a time are limited. Beyond that pieces wait, and accounts take
+turns (round-robin), no matter how many pieces each has waiting.
 """
 
 import asyncio
@@ -9,14 +9,14 @@ from collections import deque
 
 
 class AccountTurns:
-    """Room for a number of bytes, which accounts share in turn."""
+    """A semaphore for bytes, which accounts get in turn."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, bytes_max: int) -> None:
         self._loop = loop
         self._bytes_max = bytes_max
         self._taken_bytes = 0
         self._waiting: dict[str, deque[tuple[int, asyncio.Future[None]]]] = {}
-        """By account, that of the next turn first."""
+        """By account, the next in turn first."""
 
     async def enter(self, account: str, size: int) -> None:
         """Wait until there is room for a piece. `leave` must follow."""
@@ -40,7 +40,7 @@ class AccountTurns:
             if not turn.done() and not self._fits(size):
                 return
             pieces.popleft()
-            # Behind the others, until it is its turn again.
+            # Last, until it is its turn again.
             del self._waiting[account]
             if pieces:
                 self._waiting[account] = pieces

@@ -1,10 +1,10 @@
-"""Uploads that were interrupted: who may continue them, how many there are, and for how long.
+"""Interrupted uploads: who may continue them, how many are kept, and for how long.
 
-A sender that names the SHA-256 of its payload may continue after a break, also after a restart of
-either side. What has arrived stays among the blobs of the topic's owner, in a folder whose name is
-a digest of the sender, and one of what it sends to which topic: uploads of different senders do not
-collide, and each sender has its own limits, also after a restart. The SHA-256 is compared at the
-end, so bytes that a power cut has taken are found, and the upload begins again.
+A sender that names the SHA-256 of its payload may continue after an interruption, also after a
+restart of either side. The received bytes stay among the blobs of the topic's owner, in a folder
+whose name is a digest of the sender, and one of the payload and its topic: uploads of different
+senders do not collide, and each sender has its own limits, also after a restart. The SHA-256 is
+compared at the end, so bytes lost in a power cut are detected, and the upload begins again.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ SENDER_DIGITS = 16
 
 @dataclass(slots=True)
 class BrokenOff:
-    """What has arrived of an upload. `last_us` is when it was interrupted."""
+    """The received part of an upload. `last_us` is when it was interrupted."""
 
     size: int
     last_us: int
@@ -36,7 +36,7 @@ class BrokenOff:
 
 @dataclass(frozen=True, slots=True)
 class UploadId:
-    """Which upload it is: of an account, to a topic by its full name."""
+    """Identifies an upload: its account, and the full name of its topic."""
 
     sender: Uploader
     topic: str
@@ -51,7 +51,7 @@ class UploadId:
 
 
 def sender_digest(account: str) -> str:
-    """What the folders of a sender's uploads begin with."""
+    """The prefix of the folder names of a sender's uploads."""
     return hashlib.sha256(account.encode()).hexdigest()[:SENDER_DIGITS]
 
 
@@ -60,7 +60,7 @@ def _sender_of(path: Path) -> str:
 
 
 class ContinuedBlob(IncomingBlob):
-    """A payload that arrives, perhaps not for the first time, and may be interrupted."""
+    """A payload that arrives, perhaps after an interruption, and may be interrupted again."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class ContinuedBlob(IncomingBlob):
         sha256: str,
         ended: Callable[[int | None], None],
     ) -> None:
-        """Raises BusyError `blob.busy`. `ended` gets the bytes that are kept, or None."""
+        """Raises BusyError `blob.busy`. `ended` gets the number of bytes that are kept, or None."""
         super().__init__(writer, room, sender)
         self._sha256 = sha256
         self._ended = ended
@@ -92,7 +92,7 @@ class ContinuedBlob(IncomingBlob):
             raise UsageError("blob.mismatch", text)
 
     def pause(self) -> None:
-        """The sender is gone: keep what has arrived."""
+        """The sender is gone: keep the received part."""
         self._end()
         self.uncount()
         self._ended(self.size)
@@ -101,17 +101,17 @@ class ContinuedBlob(IncomingBlob):
         self._ended(None)
 
     def discard(self) -> None:
-        # Until the files are gone nobody may write others in their place.
+        # Until the files are removed, no other upload may write in their place.
         loop = asyncio.get_running_loop()
         self._end()
         self.uncount()
-        with contextlib.suppress(RuntimeError):  # The bus stops.
+        with contextlib.suppress(RuntimeError):  # The bus is stopping.
             removing = self._room.threads.submit(self.writer.discard)
             removing.add_done_callback(lambda _: loop.call_soon_threadsafe(self._ended, None))
 
 
 class UnfinishedUploads:
-    """All uploads of a bus that can be continued, by the owner of their topic and folder."""
+    """All resumable uploads of a bus, by the owner of their topic and by folder."""
 
     def __init__(self, context: Context, disk: Disk, crowded: Callable[[], None]) -> None:
         """`crowded` is called when `expired` should be."""
@@ -121,7 +121,7 @@ class UnfinishedUploads:
         self._crowded = crowded
         self._known: dict[str, dict[Path, BrokenOff]] = {}
         self._bytes: Counter[str] = Counter()
-        """What each sender's uploads have that do not arrive now."""
+        """The bytes of each sender's uploads that are not in progress."""
 
     def add(self, account: str, found: Iterable[tuple[Path, int, float]]) -> None:
         """The uploads that a start has found."""
@@ -134,15 +134,17 @@ class UnfinishedUploads:
         return 0 if known is None else known.size
 
     def bytes_of(self, account: str) -> int:
-        """What an account has sent and not continued, to whatever topic."""
+        """The bytes of an account's interrupted uploads, to all topics."""
         return self._bytes[sender_digest(account)]
 
     def expired(self, accounts: Iterable[str]) -> Iterator[Path]:
-        """Forget what is too old or too much, or of an account that is gone: their folders."""
+        """Forget expired or excess uploads, and those of deleted accounts; return their folders."""
         oldest_us = self._clock_us() - int(self._limits.unfinished_upload_s * 1e6)
         kept_max = self._limits.unfinished_uploads_max
         for account in self._known.keys() - set(accounts):
-            for path, one in self._known.pop(account).items():  # Its folder is gone as a whole.
+            for path, one in self._known.pop(
+                account
+            ).items():  # The whole folder of the account was removed.
                 self._bytes[_sender_of(path)] -= 0 if one.is_arriving else one.size
         for known in self._known.values():
             waiting = [(one.last_us, path) for path, one in known.items() if not one.is_arriving]

@@ -1,8 +1,8 @@
 """Payloads while they arrive: written by threads, and no faster than the disk takes them.
 
 A peer that sends a large payload waits for each piece to be written before it is read from again.
-The pieces of all peers together are limited too: beyond QUEUED_BYTES_MAX they wait for each other,
-and accounts take turns.
+The pieces of all peers together are limited too: beyond QUEUED_BYTES_MAX they wait, and accounts
+take turns.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ QUEUED_BYTES_MAX = 8 << 20
 
 
 class UploadRoom:
-    """The threads that write, how much waits for them, and how many payloads arrive.
+    """The writer threads, the bytes that wait for them, and the number of payloads that arrive.
 
     Attributes:
         check: whether an account may store more. Raises UsageError `account.bytes`.
-        bytes: what has arrived of payloads that are not blobs yet, by the owner of their topic.
+        bytes: received bytes of payloads that are not blobs yet, by the owner of their topic.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class UploadRoom:
 
     @property
     def arriving(self) -> int:
-        """Payloads that arrive now."""
+        """How many payloads are arriving."""
         return self._by_account.total()
 
     def begin(self, account: str, own_max: int | None) -> None:
@@ -67,17 +67,17 @@ class UploadRoom:
 
 @dataclass(frozen=True, slots=True)
 class Uploader:
-    """Who sends a payload, and how many it may send at a time; `owner` is that of the topic."""
+    """The sender of a payload, and its limit of concurrent ones; `owner` is that of the topic."""
 
     account: str = names.ACCOUNT
     owner: str = names.ACCOUNT
     uploads_max: int | None = None
     is_bound: bool = True
-    """Whether the limit of the owner's bytes applies to it."""
+    """Whether the owner's storage limit applies to it."""
 
 
 class IncomingBlob:
-    """One payload that arrives, until `finish` or `discard`."""
+    """One arriving payload, until `finish` or `discard`."""
 
     def __init__(self, writer: BlobWriter, room: UploadRoom, sender: Uploader) -> None:
         """Raises BusyError `blob.busy`."""
@@ -105,7 +105,7 @@ class IncomingBlob:
             self._room.turns.leave(len(data))
 
     def check(self, blob_id: str) -> None:
-        """Raises UsageError `blob.mismatch`, what has arrived is not what was announced."""
+        """Raises UsageError `blob.mismatch` if the payload is not the announced one."""
 
     def placed(self) -> None:
         """It is a blob now."""
@@ -115,7 +115,7 @@ class IncomingBlob:
         self._room.bytes[self.sender.owner] += size
 
     def uncount(self) -> None:
-        """Its bytes are counted elsewhere from now on, or gone."""
+        """Its bytes are counted elsewhere from now on, or removed."""
         self._count(-self._counted)
 
     async def finish(self) -> str:
@@ -124,13 +124,13 @@ class IncomingBlob:
         return await in_thread(self._room.threads, self.writer.finish)
 
     def discard(self) -> None:
-        """Forget it: the peer is gone, or the message was refused."""
+        """Discard it: the peer is gone, or the message was refused."""
         self._end()
         self.uncount()
         try:
             self._room.threads.submit(self.writer.discard)
         except RuntimeError:
-            pass  # The bus stops: the next start removes it.
+            pass  # The bus is stopping: the next start removes it.
 
     def _end(self) -> None:
         if self._is_arriving:

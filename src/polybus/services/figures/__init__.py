@@ -1,1 +1,1 @@
-"""Figures of the bus over time: rates, bytes, lags, and who sends."""
+"""Figures of the bus over time: rates, bytes, lags and senders."""

@@ -1,4 +1,4 @@
-"""What the bus does each second, computed once for all who look: rates, gauges, and their history.
+"""What the bus counts each second, once for all readers: rates, gauges, and their history.
 
 The counters already exist, one per topic and protocol; this reads them each second, and less often
 if that would take more than SHARE of the loop's time. The last hour is in memory (HOUR_POINTS).
@@ -43,13 +43,13 @@ FLUSH_S = 10.0
 HOUR_POINTS = 3600
 SERIES_MAX = 64
 TOPICS_MAX = 50
-"""Topics and groups with a history of their own: those with most traffic, or most lag."""
+"""Topics and groups with their own history: those with the most traffic or lag."""
 BUSY_MAX = 200
 SMOOTH_S = 5.0
 
 
 class Watched(Protocol):
-    """What the figures are read from."""
+    """The sources of the figures."""
 
     @property
     def context(self) -> Context: ...
@@ -92,7 +92,7 @@ class TopicRate:
     def update(
         self, counts: dict[str, tuple[int, int]], sums: Counter[str], seconds: float, now_us: int
     ) -> None:
-        """Take the counters now; add what is new to the sums of all topics."""
+        """Read the counters; add the increments to the sums of all topics."""
         fresh = [0, 0, 0, 0]
         totals = [0, 0, 0, 0]
         for name, (messages, value_bytes) in counts.items():
@@ -123,7 +123,7 @@ def _smoothed(
         rate + weight * (max(0, count) / seconds - rate)
         for rate, count in zip(rates, fresh, strict=True)
     ]
-    # It decays forever, but nobody wants to read 1e-9 messages a second.
+    # It decays forever; report no rates like 1e-9 messages a second.
     shown = [0.0 if rate < 0.005 else round(rate, 3) for rate in now]
     return shown[0], shown[1], shown[2], shown[3]
 
@@ -134,7 +134,7 @@ class BusFigures:
     Attributes:
         latest: the series of the last sample, by name.
         groups: the lag of each consumer group.
-        group_lag_s: the same in seconds, looked for every FLUSH_S.
+        group_lag_s: the same in seconds, updated every FLUSH_S.
         time_s: when the last sample was taken, in seconds since 1970.
     """
 
@@ -158,12 +158,12 @@ class BusFigures:
         self._disk = (math.nan, math.nan)
         self._timer: asyncio.TimerHandle | None = None
 
-    # Life
+    # Lifecycle
 
     def start(self) -> None:
         self._look_at_disk()
         self._count(time.process_time(), 1.0)
-        # Who looks at a bus that has just started sees its figures, not nothing for a second.
+        # A new bus shows figures at once, not after a second.
         self._sampled_s -= INTERVAL_S
         self.sample()
         self._plan(INTERVAL_S)
@@ -228,7 +228,7 @@ class BusFigures:
             }
             for protocol, one in self._state.delivered(topic).items():
                 counts[f"out.{protocol}"] = (one.messages, one.value_bytes)
-            # What the bus reports about itself does not count as traffic.
+            # Messages of the bus about itself do not count as traffic.
             is_own = names.is_reserved(topic.name)
             rate.update(counts, Counter() if is_own else sums, seconds, now_us)
             known[topic.name] = rate
@@ -249,7 +249,7 @@ class BusFigures:
         }
 
     def _count(self, cpu_s: float, seconds: float) -> dict[str, float]:
-        """What has been counted up since the last sample, a second."""
+        """The increments since the last sample, per second."""
         state = self._state
         errors = state.bad_peers.counts
         syncs, sync_s = getattr(state.bus.log, "sync_figures", (0, 0.0))
@@ -269,7 +269,7 @@ class BusFigures:
         return rates
 
     def _flush(self) -> None:
-        """Keep the means of the last FLUSH_S in `$metrics`, and look at the disk."""
+        """Write the means of the last FLUSH_S to `$metrics`, and read the disk usage."""
         self._state.loop.run_in_executor(None, self._look_at_disk)
         busiest = {one.topic.name: one.rates[0] for one in self.busy(TOPICS_MAX)}
         self.topic_ring.add(self.time_s, busiest)

@@ -1,7 +1,7 @@
-"""Figures over time in bounded memory: a ring of points for each of a bounded number of series.
+"""Time series in bounded memory: a ring buffer for each of a bounded number of series.
 
-What a ring forgets: its oldest point when it is full, and the smallest series when there are too
-many. A point that a series does not have is NaN.
+A full ring drops its oldest point; with too many series, the smallest one is dropped. A missing
+point is NaN.
 """
 
 import math
@@ -22,7 +22,7 @@ class SeriesRing:
         self._added = 0
 
     def add(self, time_s: float, figures: Mapping[str, float]) -> None:
-        """Add a point; a series that it does not name gets a gap."""
+        """Add a point; series without a value get a gap."""
         at = self._added % self._points_max
         self._added += 1
         self._times[at] = time_s
@@ -34,7 +34,7 @@ class SeriesRing:
                 points[at] = value
 
     def _has_room(self, value: float, at: int) -> bool:
-        """Whether there is room for a series that begins now; one that is smaller now makes it."""
+        """Whether there is room for a new series; a smaller one is dropped for it."""
         if len(self._series) < self._series_max:
             return True
         smallest = min(self._series, key=lambda name: _or_least(self._series[name][at]))
@@ -44,7 +44,7 @@ class SeriesRing:
         return True
 
     def means(self, since_s: float, step_s: float) -> tuple[list[float], dict[str, list[float]]]:
-        """The times of steps, oldest first, and the mean of each series in each of them."""
+        """The times of steps, oldest first, and the mean of each series in each step."""
         order = [
             index % self._points_max
             for index in range(max(0, self._added - self._points_max), self._added)

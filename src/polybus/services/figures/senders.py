@@ -1,7 +1,7 @@
-"""Who publishes to which topic, seen in the last messages of its log.
+"""Estimates who publishes to which topic, from the last messages of its log.
 
-Nobody counts messages by sender. While somebody looks at the graph, the last SAMPLE_MESSAGES of
-each busy topic are looked at once a second; a sender's share of them is its share of the topic's
+Messages are not counted by sender. While the graph is being viewed, the last SAMPLE_MESSAGES of
+each busy topic are sampled once a second; a sender's share of them is its share of the topic's
 rate.
 """
 

@@ -1,4 +1,4 @@
-"""DuckDB with the rights of one caller: only topics that it may read, with masks applied."""
+"""DuckDB with the permissions of one caller: only topics that it may read, masked."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ from polybus.services.queries.jobs import Sight
 
 
 class SightEngine(Engine):
-    """An engine that shows what one caller may see."""
+    """An engine that shows only what one caller may see."""
 
     def __init__(self, data: Path, sight: Sight) -> None:
         super().__init__(data)
@@ -52,7 +52,7 @@ class SightEngine(Engine):
         bounds = self._reader.bounds(full)
 
         def batches() -> Iterator[Any]:
-            # All columns, whatever the statement names: what is hidden of one depends on others.
+            # All columns, even if the statement names few: the mask of one depends on others.
             rows = self._batches(full, (bounds.start, bounds.stop), list(STORED))
             return map(mask.rows, rows)
 

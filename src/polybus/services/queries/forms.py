@@ -1,4 +1,4 @@
-"""The forms of an answer: JSON, CSV, JSON lines, Parquet and Arrow, a piece at a time."""
+"""The formats of an answer: JSON, CSV, JSON lines, Parquet and Arrow, a piece at a time."""
 
 import csv
 import io
@@ -14,13 +14,13 @@ from polybus.lake.values import plain
 from polybus.services.queries.jobs import Form
 
 JSON_BYTES_MAX = 16 << 20
-"""Of an answer as one JSON document, which a page holds as a whole."""
+"""Limit of an answer as one JSON document, which a page holds completely."""
 PIECE_ROWS = 10_000
 PIECE_BYTES = 8 << 20
 
 
 def for_browser(value: Any) -> Any:
-    """A value as JSON has it, within what JavaScript can hold."""
+    """A value for JSON, within the limits of JavaScript."""
     return plain(value, _for_browser)
 
 
@@ -50,7 +50,7 @@ class JsonAnswer:
         self.is_truncated = False
 
     def add(self, batch: pa.RecordBatch) -> bool:
-        """Take rows; False if there is no room for more."""
+        """Add rows; False if there is no room for more."""
         for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             if len(self._rows) >= self._rows_max or self._bytes > JSON_BYTES_MAX:
                 self.is_truncated = True
@@ -73,7 +73,7 @@ class JsonAnswer:
 
 
 class _Pieces(io.RawIOBase):
-    """Keeps what was written until it is taken, and counts on, as Parquet's footer needs it."""
+    """Keeps written bytes until they are taken, and counts the total for Parquet's footer."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
@@ -97,7 +97,7 @@ class _Pieces(io.RawIOBase):
 
 
 def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches that are worth a piece of a file, or a row group, each."""
+    """The same rows in batches large enough for a piece of a file, or a row group, each."""
     held: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
@@ -112,7 +112,7 @@ def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def encoded(form: Form, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
-    """Rows as a file of this form, in pieces."""
+    """Rows as a file of this format, in pieces."""
     sink = _Pieces()
     batches = joined(batches)
     match form:
@@ -151,6 +151,6 @@ def _cell(value: Any) -> Any:
     if isinstance(value, dict | list):
         return msgspec.json.encode(value).decode()
     if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
-        # A spreadsheet would run it as a formula.
+        # A spreadsheet would evaluate it as a formula.
         return f"'{value}"
     return value

@@ -1,4 +1,4 @@
-"""What a query process is asked to do, and how it answers: the words between it and the bus.
+"""Jobs of query processes and their answers: the protocol between the bus and a process.
 
 The bus writes a job as one line of JSON to the process's standard input. The process answers on
 standard output in frames: one byte for the kind, four for the length, and the content. A job ends
@@ -20,7 +20,7 @@ ROWS = b"r"
 NOTE = b"n"
 """JSON about the answer."""
 ERROR = b"e"
-"""A JobError: there is nothing more."""
+"""A JobError: the last frame."""
 END = b"z"
 HEAD = struct.Struct(">cI")
 FRAME_BYTES_MAX = 64 << 20
@@ -54,11 +54,11 @@ class SqlJob(msgspec.Struct, tag="sql"):
 
 
 class SearchJob(msgspec.Struct, tag="search"):
-    """Find messages of a topic, by its full name; all that is given must hold.
+    """Find messages of a topic, by its full name; they must meet all given conditions.
 
     It searches upwards from `start`, or with `is_newest` downwards from `stop`, and ends after
-    `limit` messages or `time_s`. With a form, the messages found are the answer; else they come as
-    rows.
+    `limit` messages or `time_s`. With a format, the answer is a file of the messages found; else it
+    has rows.
     """
 
     topic: str
@@ -108,10 +108,9 @@ class LettersJob(msgspec.Struct, tag="letters"):
 
 
 class UndeliveredJob(msgspec.Struct, tag="undelivered"):
-    """List what was not delivered, from these topics of events.
+    """List undelivered messages, from these topics of events.
 
-    Of one topic, if it is named; with a text in the reason; with a text in the topic, or in who
-    did not get it.
+    Filters: one topic; a text in the reason; a text in the topic or in the name of the subscriber.
     """
 
     events: list[str]
@@ -123,7 +122,7 @@ class UndeliveredJob(msgspec.Struct, tag="undelivered"):
 
 
 class RangesJob(msgspec.Struct, tag="ranges"):
-    """The ranges of what was not delivered, without overlaps, behind the last one of a page.
+    """The ranges of undelivered messages, without overlaps, after the last one of a page.
 
     The filters are those of an UndeliveredJob.
     """
@@ -137,7 +136,7 @@ class RangesJob(msgspec.Struct, tag="ranges"):
 
 
 class UndeliveredRow(msgspec.Struct):
-    """Messages of a topic, from `first` up to `stop`, that one who subscribed did not get."""
+    """Messages of a topic, from `first` up to `stop`, that a subscriber did not get."""
 
     time: str
     topic: str
@@ -183,6 +182,6 @@ def path_steps(path: str) -> list[str | None]:
 
 
 def check_condition(sql: str) -> None:
-    """Refuse what is not one condition. Raises UsageError `sql.invalid`."""
+    """Refuse anything but one condition. Raises UsageError `sql.invalid`."""
     if ";" in sql:
         raise UsageError("sql.invalid", "the condition contains a semicolon; write one condition")

@@ -1,4 +1,4 @@
-"""Smaller jobs of a query process: histograms, tables, dead letters and the days of `$metrics`."""
+"""Smaller jobs of a query process: histograms, tables, dead letters and figures of `$metrics`."""
 
 import contextlib
 import math
@@ -33,18 +33,18 @@ from polybus.structs import convert, decode
 METRICS_TOPIC = "$metrics"
 SECONDS_US = 1_000_000
 LETTER_BYTES_MAX = 64 << 10
-"""Of a dead letter's value; the log has the whole."""
+"""Bytes of a dead letter's value in a list; the log has all."""
 STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
 
 
 class EventsMessage(msgspec.Struct):
-    """What the bus writes to `$events`."""
+    """A message of `$events`."""
 
     events: list[dict[str, Any]] = []
 
 
 class FiguresMessage(msgspec.Struct):
-    """What the bus writes to `$metrics`."""
+    """A message of `$metrics`."""
 
     time: float
     series: dict[str, float | None] = {}
@@ -120,12 +120,12 @@ def _type(kind: Any) -> str:
 
 
 def letters(data: Path, job: LettersJob) -> dict[str, Any]:
-    """Dead letters, the newest first, and how many there are by topic and reason."""
+    """Dead letters, newest first, and their number by topic and reason."""
     table = open_table(data, "quarantine")
     if not table.exists:
         return {"letters": [], "total": 0, "next": None, "by": []}
     rows: pa.Table = table.read()
-    # Only what is shown becomes Python objects as a whole: values may be many and large.
+    # Only displayed rows become whole Python objects: values may be many and large.
     small = ("topic", "epoch", "offset", "reason", "cut")
     about = rows.select([one for one in small if one in rows.column_names]).to_pylist()
     done = {}
@@ -198,7 +198,7 @@ def _letter(row: dict[str, Any], replayed_at: datetime | None, is_whole: bool) -
 
 
 def undelivered(data: Path, job: UndeliveredJob) -> dict[str, Any]:
-    """What was not delivered, the newest first."""
+    """Undelivered messages, newest first."""
     found: list[dict[str, Any]] = []
     following = job.first + job.limit
     for topic in job.events:
@@ -210,7 +210,7 @@ def undelivered(data: Path, job: UndeliveredJob) -> dict[str, Any]:
 
 
 def undelivered_ranges(data: Path, job: RangesJob) -> RangePage:
-    """A page of the ranges that were not delivered."""
+    """A page of the ranges of undelivered messages."""
     rows = (row for topic in job.events for row in _missed(data, topic, job))
     fields = itemgetter(*UndeliveredRange._fields)
     after = None if job.after is None else UndeliveredRange(*job.after)
@@ -220,7 +220,7 @@ def undelivered_ranges(data: Path, job: RangesJob) -> RangePage:
 def _missed(
     data: Path, topic: str, job: UndeliveredJob | RangesJob
 ) -> Generator[dict[str, Any], None, None]:
-    """The events of a topic that match, the newest first."""
+    """The matching events of a topic, newest first."""
     quoted = '"' + topic.replace('"', '""') + '"'
     query = (
         f"SELECT text(value) FROM {quoted} WHERE contains(text(value), '\"{UNDELIVERED}\"') "
@@ -240,7 +240,7 @@ def _is_missed(row: dict[str, Any], job: UndeliveredJob | RangesJob) -> bool:
 
 
 def _undelivered_in(text: str | None) -> list[dict[str, Any]]:
-    """Of a message of `$events`; none if it is something else: administrators may write there."""
+    """The undelivered events of a message; none if invalid: administrators may write there."""
     try:
         message = decode(text or "", EventsMessage)
         events = [one for one in message.events if one.get("kind") == UNDELIVERED]
@@ -287,7 +287,7 @@ def history(data: Path, job: HistoryJob) -> dict[str, Any]:
 
 
 def _figures(text: str | None) -> FiguresMessage | None:
-    """A message of `$metrics`; None if it is something else: administrators may write there."""
+    """A message of `$metrics`; None if it is invalid: administrators may write there."""
     try:
         return decode(text or "", FiguresMessage)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,7 +1,7 @@
-"""Query processes as the bus sees them: started on demand, ended to stop a query.
+"""The pool of query processes: started on demand, ended to stop a query.
 
-A query that takes too long, is stopped, or whose caller has disconnected, ends with its process. So
-a query takes nothing from the bus but the processor time that the system gives it.
+If a query takes too long, is stopped, or its caller has disconnected, its process is killed. So a
+query takes nothing from the bus except processor time.
 """
 
 import asyncio
@@ -67,9 +67,9 @@ class QueryProcess:
             self._process.kill()
 
     async def gone(self) -> None:
-        """Wait for the end of one that was killed."""
+        """Wait until a killed process has ended."""
         assert self._process.stdout is not None
-        # A pipe that nobody reads stays open. If somebody reads it, that ends by itself.
+        # A pipe that no task reads stays open. If a task reads it, that ends by itself.
         with contextlib.suppress(RuntimeError):
             while await self._process.stdout.read(PIPE_BYTES):
                 pass
@@ -101,12 +101,11 @@ class QueryPool:
     async def run(
         self, job: Job, *, time_s: float | None = None, name: str = ""
     ) -> AsyncGenerator[Answer, None]:
-        """The answers of a job. `name` is what `stop` calls it.
+        """The answers of a job. `name` identifies it for `stop`.
 
         Raises:
             UsageError: `sql.too-slow`, `sql.stopped`, `sql.too-large`, `sql.engine-missing`, and
-                what is wrong with the job.
-            StorageError: as DuckDB, or the log, cannot read a file.
+            errors of the job itself. StorageError: DuckDB, or the log, cannot read a file.
             BusyError: `sql.busy`.
         """
         limit_s = min(time_s or self._settings.time_s_max, self._settings.time_s_max)
@@ -130,12 +129,12 @@ class QueryPool:
             self._give_back(process, is_good=is_done)
 
     async def data(self, job: Job, *, time_s: float | None = None, name: str = "") -> bytes:
-        """All data of a job's answer. Raises as `run`."""
+        """All data of a job's answer. Raises as `run` does."""
         pieces = [content async for _, content in self.run(job, time_s=time_s, name=name)]
         return b"".join(pieces)
 
     def stop(self, name: str) -> bool:
-        """End the query of this name; whether there was one."""
+        """End the query of this name; return whether there was one."""
         for process, its_name in self._busy.items():
             if name and its_name == name:
                 process.is_stopped = True

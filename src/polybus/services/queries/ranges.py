@@ -15,14 +15,14 @@ PAGES_HELD = 4
 
 
 class RangePage(msgspec.Struct):
-    """Ranges without overlaps, by topic, epoch and offset; whether none are behind them."""
+    """Ranges without overlaps, by topic, epoch and offset; and whether they are the last ones."""
 
     ranges: list[UndeliveredRange]
     is_last: bool
 
 
 def joined(ranges: Iterable[UndeliveredRange]) -> list[UndeliveredRange]:
-    """Without overlaps, in order: several may have missed the same messages."""
+    """Merge overlapping ranges, in order: several subscribers may have missed the same messages."""
     found: list[UndeliveredRange] = []
     for one in sorted(ranges):
         last = found[-1] if found else None
@@ -34,7 +34,7 @@ def joined(ranges: Iterable[UndeliveredRange]) -> list[UndeliveredRange]:
 
 
 def count_messages(ranges: Iterable[UndeliveredRange]) -> Counter[str]:
-    """How many messages of which topic are in ranges without overlaps."""
+    """The number of messages by topic in ranges without overlaps."""
     counts: Counter[str] = Counter()
     for one in ranges:
         counts[one.topic] += one.stop - one.first
@@ -44,9 +44,9 @@ def count_messages(ranges: Iterable[UndeliveredRange]) -> Counter[str]:
 def page_of(
     ranges: Iterable[UndeliveredRange], after: UndeliveredRange | None, limit: int
 ) -> RangePage:
-    """The first `limit` ranges behind `after`, the last one of the page before."""
+    """The first `limit` ranges after `after`, the last one of the previous page."""
     held: list[UndeliveredRange] = []
-    # Whatever begins here or later is for the next page.
+    # Ranges that begin here or later are for the next page.
     bound: UndeliveredRange | None = None
 
     def tidy() -> None:

@@ -1,7 +1,7 @@
 """Search in a topic: windows of offsets, one after the other, until enough is found or time is up.
 
-A search ends after `limit` messages, FOUND_BYTES_MAX of values or `time_s`, and says where the next
-one continues. Masks come first: what is hidden cannot be found.
+A search ends after `limit` messages, FOUND_BYTES_MAX of values or `time_s`, and returns where the
+next one continues. Masks are applied first: hidden fields cannot be found.
 """
 
 import time
@@ -20,14 +20,15 @@ from polybus.services.queries.jobs import SearchJob, Sight, path_steps
 
 WINDOW_ROWS = 10_000
 FIRST_WINDOW_ROWS = 500
-"""The first window is small, each of the next twice as large: often the first few rows are enough,
-and they may be large."""
+"""The first window is small, and each next one twice as large: often the first few rows are enough,
+and they may be large.
+"""
 FOUND_BYTES_MAX = 16 << 20
-"""Of values that are not exported: the bus, and a page, hold them as a whole."""
+"""Limit of values, except in exports: the bus, and a page, hold all of them."""
 
 
 class Search:
-    """One search. `found` gives the rows; then `summary` says how far it came."""
+    """One search. `found` gives the rows; then `summary` says how far it got."""
 
     schema = SCHEMA
 
@@ -46,12 +47,12 @@ class Search:
         self._path = path_steps(job.path)
         self._count = self._bytes = 0
         self._window_rows = max(FIRST_WINDOW_ROWS, min(job.limit, WINDOW_ROWS))
-        # What is not searched yet, as offsets.
+        # The offsets that are not searched yet.
         self.left = (self._start, max(self._start, self._stop))
         self._began_s = time.monotonic()
 
     def summary(self) -> dict[str, Any]:
-        """How far it came; `next` is where to continue, None if all was searched."""
+        """How far it got; `next` is where to continue, None if all was searched."""
         first, last = self.left
         is_newest = self._job.is_newest
         following = (last if is_newest else first) if first < last else None
@@ -83,7 +84,9 @@ class Search:
                 return
 
     def _within_limits(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, bool]:
-        """As many of these rows as are still wanted, one at least, and whether no more are."""
+        """Up to as many of these rows as are still wanted, at least one; and whether that was the
+        limit.
+        """
         given = rows.num_rows
         rows = rows.slice(0, self._job.limit - self._count)
         if self._job.form is None:
@@ -115,7 +118,7 @@ class Search:
             if not self._job.is_newest:
                 yield masked.take(pa.array(matching))
                 continue
-            # Copies: rows that do not match need not be kept. No more than can be wanted.
+            # Copies, so that other rows are freed; at most as many as can be wanted.
             newest.append(masked.take(pa.array(matching[::-1])))
             while sum(one.num_rows for one in newest[1:]) >= self._job.limit:
                 del newest[0]
@@ -126,7 +129,7 @@ class Search:
         if not self._job.sql:
             yield from self._reader.read(self._job.topic, start, stop)
             return
-        # Not everybody has DuckDB, and this is only for conditions.
+        # DuckDB is optional, and only needed for conditions.
         from polybus.services.queries.engine import SightEngine
 
         topic, masks = self._job.topic, {}
@@ -182,7 +185,7 @@ class Search:
 
 
 def _at(found: Any, path: list[str | None]) -> Iterator[Any]:
-    """What is at a path; a list on the way means each of its items, or one of them by number."""
+    """The values at a path; a list on the way means each of its items, or one item by its index."""
     if not path:
         yield found
         return

@@ -1,11 +1,11 @@
-"""The query process: does one job after the other until the bus ends it, or ends itself.
+"""The query process: does one job after the other until the bus kills it or ends.
 
     python -m polybus.services.queries.worker --data DIR --memory-bytes N
 
-DuckDB and Delta are imported when a job needs them: a search does not, and not everybody has them.
+DuckDB and Delta are optional, and imported when a job needs them.
 
-It only reads, the files of the data folder. A job that takes too long, or too much, ends with its
-process: the bus kills it and starts another.
+It only reads the data folder. If a job takes too long, or too much memory, the bus kills the
+process and starts another.
 """
 
 import argparse
@@ -53,16 +53,16 @@ from polybus.services.queries.jobs import (
 from polybus.services.queries.search import Search
 
 ROOM_BYTES = 1 << 30
-"""What allocators reserve, and the stacks of DuckDB's threads: more than they use."""
+"""Address space that allocators and the stacks of DuckDB's threads reserve, more than they use."""
 NICENESS = 5
-"""Queries wait for the bus, not the bus for queries."""
+"""Low priority: queries wait for the bus, not the bus for queries."""
 PR_SET_PDEATHSIG = 1
 MORE_S = 2.0
-"""How long an export that ends at its limit looks whether more matches."""
+"""How long an export that has reached its limit checks whether more messages match."""
 DOWNLOAD_BYTES_MAX = 1 << 30
-"""Of the rows of a download, before they are encoded."""
+"""Limit of the rows of a download, before they are encoded."""
 HELD_BYTES = 16 << 20
-"""A download that is larger waits on the disk until it is known whether it is whole."""
+"""A larger download waits on the disk until it is known whether it is complete."""
 
 
 class QueryWorker:
@@ -73,7 +73,7 @@ class QueryWorker:
         self._out = out
 
     def do(self, line: bytes) -> None:
-        """Do one job. Whatever is wrong with it is the answer."""
+        """Do one job. An error of the job is its answer."""
         try:
             for kind, content in self._answer(decode_job(line)):
                 for start in range(0, len(content), FRAME_BYTES_MAX):
@@ -155,7 +155,7 @@ class QueryWorker:
         yield ROWS, sink.getvalue().to_pybytes()
 
     def _finds_more(self, job: SearchJob, search: Search) -> bool:
-        """Whether more matches behind what an export has; True too if that takes too long."""
+        """Whether more messages match after an export's; also True if that takes too long."""
         left = msgspec.structs.replace(job, limit=1, time_s=MORE_S, form=None)
         left.start, left.stop = search.left
         more = Search(self._data, left)
@@ -165,7 +165,7 @@ class QueryWorker:
 class _Limited:
     """Rows up to a number of them and DOWNLOAD_BYTES_MAX.
 
-    `has_more` tells at their end whether there are more that were not given.
+    `has_more` says at the end whether rows were left out.
 
     Attributes:
         is_truncated: there were more rows.
@@ -194,7 +194,7 @@ class _Limited:
 def _file(
     form: Form, schema: pa.Schema, limited: _Limited, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[tuple[bytes, bytes]]:
-    """A file, after a note whether it was cut: only its end tells, so a temporary file has it."""
+    """A file, preceded by whether it was cut: that is only known at its end, so it is buffered."""
     with tempfile.SpooledTemporaryFile(HELD_BYTES) as held:
         for piece in encoded(form, schema, limited.of(batches)):
             try:
@@ -209,13 +209,13 @@ def _file(
 
 
 def _end_with_parent() -> None:
-    """Ask Linux for SIGKILL when the bus is gone, also in the middle of a query."""
+    """Let Linux send SIGKILL when the bus ends, even during a query."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _reserved_bytes() -> int:
-    """What RLIMIT_DATA counts of this process now."""
+    """The current memory of this process as RLIMIT_DATA counts it."""
     found = re.search(rb"VmData:\s+(\d+) kB", Path("/proc/self/status").read_bytes())
     return int(found[1]) << 10 if found is not None else 0
 
@@ -232,7 +232,7 @@ def main() -> None:
         from polybus.lake import duck
 
         duck.MEMORY_MAX = f"{given.memory_bytes >> 20}MiB"
-        # It reserves memory when it is loaded, which is not that of a query.
+        # Loading it reserves memory, which must not count for a query.
         importlib.import_module("duckdb")
     limit = _reserved_bytes() + given.memory_bytes + ROOM_BYTES
     with contextlib.suppress(ValueError, OSError):

@@ -1,14 +1,14 @@
-"""Broadcasts in a cluster: a pack for all sessions, whichever nodes have them.
+"""Broadcasts in a cluster: a pack for all sessions, on all nodes.
 
-A broadcast is an entry that all nodes share, so it has a place in the same order as the saves and
-moves of sessions. A node that gets it adds the pack to the sessions that it has, and saves them.
-Every save says up to which place of the order its session has *heard* broadcasts; whoever takes the
-session over adds those that came later. So every session that was there when the broadcast was
-stored gets it once, under one number, even if its node dies or it moves at that moment.
+A broadcast is an entry that all nodes share, so it has a position in the same order as the saves
+and moves of sessions. A node that receives it adds the pack to its sessions, and saves them. Every
+save records up to which position its session has *heard* broadcasts; a node that takes the session
+over adds the later ones. So every session that existed when the broadcast was stored gets it once,
+under one number, even if its node dies or it moves at that moment.
 
-A broadcast disappears when every session has heard it. Nodes keep as many of each account as a
-session holds; older ones disappear, too. The node that stored a broadcast removes it from the
-cluster, and any other does so later if that node is gone.
+A broadcast is removed when every session has heard it. Nodes keep as many per account as a session
+holds; older ones are removed, too. The node that stored a broadcast removes it from the cluster; if
+that node is gone, any other does so later.
 """
 
 import itertools
@@ -23,11 +23,11 @@ from polybus.services.cluster_table import ClusterEntry, ClusterTable
 
 KIND = "broadcast"
 LEFT_S = 600.0
-"""After this time any node removes a broadcast that all have heard: its own node is gone."""
+"""After this time any node removes a broadcast that all have heard: its own node seems gone."""
 
 
 class ClusterBroadcast(msgspec.Struct, array_like=True, frozen=True):
-    """An entry. Without an account it is for the sessions of all."""
+    """An entry. Without an account it is for the sessions of all accounts."""
 
     account: str | None
     json: bytes
@@ -63,7 +63,7 @@ class Broadcasts:
         deliver: Callable[[ClusterBroadcast], None],
         clock_s: Callable[[], float],
     ) -> None:
-        """`deliver` gives one to the sessions of this node."""
+        """`deliver` gives a broadcast to the sessions of this node."""
         self._table = table
         self._limits = limits
         self._deliver = deliver
@@ -71,7 +71,7 @@ class Broadcasts:
         self._numbers = itertools.count()
         # By name, in the order of the cluster.
         self._kept: dict[str, HeardBroadcast] = {}
-        # Those that are no longer kept and not yet removed, with the time when they were seen.
+        # Broadcasts that are no longer kept and not yet removed, with the time when they were seen.
         self._overflowed: dict[str, float] = {}
         self._names: defaultdict[str | None, dict[str, None]] = defaultdict(dict)
         self._bytes: Counter[str | None] = Counter()
@@ -96,7 +96,7 @@ class Broadcasts:
         while names and (
             len(names) > limits.session_packs_max or self._bytes[account] > limits.session_bytes_max
         ):
-            # A session would have no room for it either.
+            # A session would not have room for more either.
             oldest = next(iter(names))
             self._overflowed[oldest] = self._drop(oldest).seen_s
         self._deliver(broadcast)
@@ -111,7 +111,7 @@ class Broadcasts:
         return dropped
 
     async def send(self, account: str | None, json: bytes) -> None:
-        """It is stored when this returns. Raises StorageError, it may or may not be."""
+        """Store a broadcast. Raises StorageError if it may or may not be stored."""
         name = f"{self._table.node}/{next(self._numbers)}"
         await self._table.write([ClusterEntry(KIND, name, _encode((account, json)))])
 
@@ -124,7 +124,7 @@ class Broadcasts:
         ]
 
     def take_heard(self, heard: int) -> list[ClusterEntry]:
-        """All sessions have heard these, or never will; this node lets them disappear."""
+        """Take broadcasts that all sessions have heard, or never will; this node removes them."""
         over = [name for name, seen_s in self._overflowed.items() if self._removes(name, seen_s)]
         for name in over:
             del self._overflowed[name]
@@ -138,5 +138,5 @@ class Broadcasts:
         return [ClusterEntry(KIND, name, b"") for name in (*over, *done)]
 
     def _removes(self, name: str, seen_s: float) -> bool:
-        """Whether this node removes a broadcast: it is its own, or its node is gone."""
+        """Whether this node removes a broadcast: it stored it, or the node that did is gone."""
         return name.startswith(f"{self._table.node}/") or self._clock_s() - seen_s >= LEFT_S

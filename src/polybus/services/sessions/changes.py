@@ -1,4 +1,4 @@
-"""What a save of sessions writes, and what a notice reports."""
+"""The content of a save of sessions, and of a notice."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from polybus.wire.msgstream import OVERFLOW, encode_notice
 
 
 class LostMessages(NamedTuple):
-    """What a notice reports: how many messages of a topic, from this position on."""
+    """Lost messages for a notice: their number in a topic, from this position on."""
 
     topic: str
     epoch: int
@@ -17,7 +17,7 @@ class LostMessages(NamedTuple):
     messages: int
 
     def encode(self, shown: Callable[[str], str] = str) -> bytes:
-        """`shown` gives the name for the topic."""
+        """`shown` is the client's name for the topic."""
         data: dict[str, Any] = {"topic": None, "position": None, "count": self.messages}
         if self.topic:
             data["topic"] = shown(self.topic)
@@ -31,19 +31,19 @@ PackKey = tuple[int, int]
 
 @dataclass(slots=True)
 class SessionChanges:
-    """What one save of sessions writes.
+    """The content of one save of sessions.
 
     Attributes:
         rows: number, time to live, next number, mark, topics with epoch and offset, losses, the
             first number that its client may wait for, the number of packs, account and token.
         digests: those of the rows' keys.
-        first: packs below these are gone.
+        first: packs below these were removed.
         renumbered: packs from these on have other numbers now.
         confirmed: packs that are on disk and were confirmed since the last save.
         fresh: packs that are not on disk yet, or no longer under their number.
         ended: the numbers of sessions that are over.
         direct: direct packs that are not on disk yet.
-        direct_gone: the numbers of those that no session has any more.
+        direct_gone: the numbers of direct packs that no session has any more.
         reserves: whether marks may rise above the packs that are saved.
     """
 

@@ -1,5 +1,5 @@
 # cython: annotation_typing=False
-"""What a topic's sessions have in common: its batches, and how far along them each session is.
+"""The batches of a topic, which its sessions share, and the position of each session in them.
 
 Compiled as it is (contents.pxd), or run as it is.
 """
@@ -25,16 +25,16 @@ _FIRST_OFFSET = attrgetter("first_offset")
 
 @cython.cclass
 class Content:
-    """What a pack holds, shared by every session that has it.
+    """The content of a pack, shared by every session that has it.
 
-    For a topic's messages: their place in the log, and their JSON while it is cached. For a direct
-    pack (`topic` is empty): its JSON.
+    For a topic's messages: their position in the log, and their JSON while it is cached. For a
+    direct pack (`topic` is empty): its JSON.
 
     Attributes:
-        order: when it arrived, compared to other contents; the number a direct pack is stored as.
+        order: its position in the order of arrival; a direct pack is stored under this number.
         value_bytes: what it counts towards a session's limit.
         json: set by `JsonCache` for messages of a topic.
-        holders: how many sessions hold a direct pack; they count themselves.
+        holders: how many sessions hold a direct pack; the sessions update it.
     """
 
     __slots__ = (
@@ -82,7 +82,7 @@ EMPTY = Content("", 0, 0, 0, json=EMPTY_PACK)
 
 
 class JsonCache:
-    """Keeps the JSON of the contents used last, up to a limit in bytes."""
+    """An LRU cache of the JSON of contents, up to a limit in bytes."""
 
     def __init__(self) -> None:
         self._contents: deque[Content] = deque()
@@ -123,7 +123,7 @@ class Receiver(Protocol):
 
 @cython.cclass
 class Entries:
-    """The batches of one topic since its first session came.
+    """The batches of one topic since its first session followed it.
 
     `shown` is what the accounts of its sessions call the topic.
     """
@@ -134,10 +134,11 @@ class Entries:
         self.epoch = epoch
         self.stop_offset = stop_offset
         self.contents: list[Content] = []
-        # The index of the first entry in `contents`: entries keep their index when older ones go.
+        # The index of the first entry in `contents`: entries keep their index when older ones are
+        # removed.
         self.first_index = 0
         self.followers: set[Follow] = set()
-        # Whom to wake at a delivery.
+        # The receivers to wake at a delivery.
         self.listeners: dict[Follow, Receiver] = {}
         # Whether its messages cannot be read at the moment.
         self.is_damaged = False
@@ -147,7 +148,7 @@ class Entries:
         return self.first_index + len(self.contents)
 
     def damage(self) -> None:
-        """Its messages cannot be read: its sessions keep their place."""
+        """Its messages cannot be read: its sessions keep their positions."""
         self.is_damaged = True
 
     def try_again(self) -> bool:
@@ -169,7 +170,7 @@ class Entries:
 
 @cython.cclass
 class Follow:
-    """A session's place in a topic.
+    """A session's position in a topic.
 
     `offset` is its next message. `index` is its next entry of the feed, or BEHIND while the session
     catches up from the log.
@@ -200,15 +201,15 @@ class Follow:
         self.offset = self.feed.stop_offset
 
     def read_to(self, offset: int) -> None:
-        """The session has everything before the offset, or gives it up, while it catches up."""
+        """The session has, or has lost, everything before the offset, while it catches up."""
         self.offset = offset
 
     def go_back(self, offset: int) -> None:
-        """Read from the offset on again, from the log."""
+        """Continue from the offset, reading from the log."""
         self.offset, self.index = offset, BEHIND
 
     def listen(self, receiver: Receiver) -> None:
-        """Wake this connection, instead of another one, at a delivery."""
+        """Wake this connection, instead of the previous one, at a delivery."""
         self.feed.listeners[self] = receiver
 
     def unlisten(self) -> None:

@@ -1,7 +1,7 @@
 # cython: annotation_typing=False
-"""Showing packs to clients and taking their confirmations, as far as nothing must be waited for.
+"""Shows packs to clients and takes their confirmations, where no waiting is needed.
 
-Every delivery to every session passes here, so it is compiled as it is (delivery.pxd).
+Every delivery to every session passes through this module, so it is compiled (delivery.pxd).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from polybus.services.sessions.session import Session
     from polybus.services.state import StateDb
 
-# About what one answer or frame carries; a single pack may be larger.
+# The approximate size of one answer or frame; a single pack may be larger.
 ANSWER_BYTES_MAX = 4 << 20
 
 Packs = list[tuple[int, bytes]]
@@ -32,7 +32,7 @@ Packs = list[tuple[int, bytes]]
 
 @cython.cclass
 class PackDelivery:
-    """What needs no waiting of the inboxes.
+    """The part of the inboxes that does not wait.
 
     Attributes:
         delivered: the messages shown, by topic.
@@ -57,7 +57,8 @@ class PackDelivery:
     def collect_now(self, session: Session, after: int) -> Packs | None:
         """The packs above a number; None if something must be read first.
 
-        While its mark must be raised there may be fewer or none: its connection is woken then.
+        While its mark must be raised there may be fewer packs or none: its connection is woken
+        later.
         """
         session.cut()
         self._touch(session)
@@ -81,7 +82,7 @@ class PackDelivery:
         if self._touched:
             self._touched.add(session)
         else:
-            # It starts its timer, too.
+            # This also starts the timer.
             self._saver.touch(session)
 
     def show(self, session: Session, packs: Sequence[tuple[int, Content]]) -> None:

@@ -1,13 +1,13 @@
-"""Feeds: what sessions follow. One feed per topic, however many sessions follow it.
+"""Feeds: sessions follow them. There is one feed per topic for any number of sessions.
 
 Accounts have different names for a topic: there is one feed for each of these names.
 
-A feed remembers where each batch of its topic is in the log, not its messages. A session remembers
-how far along the feed it is. So a message costs a feed one entry, and costs nothing for a session
-that no client listens to.
+A feed records the position of each batch of its topic in the log, not its messages. A session
+records its position in the feed. So a message costs a feed one entry, and costs nothing for a
+session without a listening client.
 
-How large a pack is: a batch that is delivered live is one pack. What comes from the log (a large
-commit, or messages to catch up with) is split into packs of about PACK_BYTES.
+How large a pack is: a batch that is delivered live is one pack. Messages that come from the log (a
+large commit, or a catch-up) are split into packs of about PACK_BYTES.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class Feed(Entries, Subscriber):
         self, topic: str, epoch: int, stop_offset: int, feeds: "Feeds", shown: str | None = None
     ) -> None:
         super().__init__(topic, epoch, stop_offset, shown)
-        # Whether its listeners will be woken.
+        # Whether waking its listeners is scheduled.
         self.signalled = False
         self._feeds = feeds
 
@@ -59,7 +59,7 @@ class Feed(Entries, Subscriber):
             self._feeds.wake(self)
 
     def deliver_from_log(self, batches: Sequence[Batch]) -> None:
-        """As `deliver`, but JSON is made when a session needs it, in packs of about PACK_BYTES."""
+        """As `deliver`, but JSON is encoded on demand, in packs of about PACK_BYTES."""
         for batch in batches:
             count = max(1, len(batch) * PACK_BYTES // max(batch.value_bytes, 1))
             for first in range(0, len(batch), count):
@@ -84,7 +84,7 @@ class Feed(Entries, Subscriber):
 
 
 class Feeds:
-    """One feed per topic, and name for it, that any session follows. `trim` removes the others."""
+    """One feed per followed topic, and name for it. `trim` removes feeds without followers."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Feeds:
         config: Config,
         on_deleted: Callable[[Feed], None],
     ) -> None:
-        """`on_deleted` lets the sessions of a deleted topic's feed leave it."""
+        """`on_deleted` makes the sessions leave the feed of a deleted topic."""
         self.contents_max = config.msgstream.session_packs_max
         self.cache = JsonCache()
         self._last_order = 0
@@ -107,19 +107,19 @@ class Feeds:
         self._waking = False
 
     def next_order(self) -> int:
-        """The place of a pack in the order of everything that arrives."""
+        """The position of a pack in the order of arrival."""
         self._last_order += 1
         return self._last_order
 
     def begin_after(self, order: int) -> None:
-        """The next order is above that of everything stored."""
+        """Continue the order above that of everything stored."""
         self._last_order = order
 
     def __iter__(self) -> Iterator[Feed]:
         return iter(self._feeds.values())
 
     def feed(self, topic: str, shown: str) -> Feed:
-        """Raises UsageError `topic.unknown`; StorageError, the topic is damaged."""
+        """The feed of a topic. Raises UsageError `topic.unknown`; StorageError if it is damaged."""
         feed = self._feeds.get((topic, shown))
         if feed is None:
             bounds = self._bus.log.bounds(topic)
@@ -140,7 +140,7 @@ class Feeds:
         feed.followers.discard(follow)
         follow.unlisten()
         if not feed.followers and self._feeds.get((feed.topic, feed.shown)) is not feed:
-            # The feed of a damaged topic: `trim` does not know it.
+            # The feed of a damaged topic, which `trim` does not visit.
             self._bus.unsubscribe(feed.topic, feed)
 
     def restore(self, topic: str, shown: str, epoch: int, offset: int) -> Follow | None:
@@ -150,7 +150,7 @@ class Feeds:
         try:
             bounds = self._bus.log.bounds(topic)
         except StorageError:
-            # Damaged: the session keeps its place in it, and continues with its other topics.
+            # Damaged: the session keeps its position, and continues with its other topics.
             feed = Feed(topic, epoch, offset, self, shown)
             feed.damage()
             self._bus.subscribe(topic, feed)
@@ -163,11 +163,11 @@ class Feeds:
         return self.join(self.feed(topic, shown), at)
 
     def stored(self, topic: str, epoch: int, first_offset: int, count: int) -> int:
-        """How many of a pack's messages a crash has left in the log."""
+        """How many of a pack's messages are still in the log after a crash."""
         try:
             bounds = self._bus.log.bounds(topic)
         except (UsageError, StorageError):
-            # Deleted or damaged: a read finds out.
+            # Deleted or damaged: a read will report that.
             return count
         if bounds.epoch != epoch:
             return count
@@ -176,7 +176,7 @@ class Feeds:
     def trim(self) -> None:
         """Forget entries that every follower has passed, and feeds without followers."""
         for feed in list(self._feeds.values()):
-            # Perhaps the file of a damaged topic was restored.
+            # The file of a damaged topic may have been restored.
             if feed.try_again():
                 self.wake(feed)
             if not feed.followers:
@@ -187,13 +187,13 @@ class Feeds:
             feed.trim(min(live, default=feed.stop_index))
 
     def forget(self, feed: Feed) -> None:
-        """Its topic was deleted."""
+        """Drop the feed of a deleted topic."""
         if self._feeds.get((feed.topic, feed.shown)) is feed:
             del self._feeds[feed.topic, feed.shown]
         self._on_deleted(feed)
 
     def deletion_notice(self, shown: str) -> Content:
-        """The pack that notifies a session that its topic is gone, for everybody or for it."""
+        """The pack that notifies a session that its topic was deleted, or that its access ended."""
         notice = b"[" + encode_notice("topic.deleted", {"topic": shown}) + b"]"
         return direct(notice, order=self.next_order())
 
@@ -223,7 +223,7 @@ class Feeds:
         del self._to_wake[:WAKES_PER_TURN]
         self._waking = bool(self._to_wake or self._delivered)
         if self._waking:
-            # Let others run: ten thousand sessions on one topic take a while.
+            # Let other tasks run: ten thousand sessions on one topic take a while.
             self._loop.call_soon(self._wake_some)
         for receiver in some:
             receiver.wake()

@@ -35,7 +35,7 @@ KEY_BYTES = 24
 SWEEP_S = 1.0
 TRIM_SWEEPS = 10
 UNDELIVERED = {"expired": "session-expired", "token-ended": "session-token-ended"}
-"""Why a session ends without its client or an administrator, and what its dead letters say."""
+"""Reasons why a session ends without a request; dead letters have them too."""
 
 
 class Inboxes(PackDelivery):
@@ -81,7 +81,7 @@ class Inboxes(PackDelivery):
     def sessions(self) -> Iterable[Session]:
         return self._sessions.values()
 
-    # Life
+    # Lifecycle
 
     async def start(self) -> None:
         """Restore the sessions. Raises StorageError."""
@@ -135,11 +135,11 @@ class Inboxes(PackDelivery):
         access = access or self._accounts.default
         self._check_room(access.account)
         places = await self._places(self._resolved(topics, access), where, access)
-        # Others may have taken the room meanwhile.
+        # Other requests may have created sessions meanwhile.
         self._check_room(access.account)
         token = _token_of(access)
         if self._accounts.of(access.account, token) is None:
-            # It was deleted while the request came in, and its sessions have ended.
+            # The account or token was deleted during the request, and its sessions have ended.
             raise UsageError("auth.ended", "your account or token is no longer valid")
         key = _new_key()
         digest = _digest(key)
@@ -182,7 +182,7 @@ class Inboxes(PackDelivery):
         )
 
     def find(self, key: str) -> Session | None:
-        """The session of a key; this counts as contact. None if it does not exist or expired."""
+        """The session of a key, or None if it does not exist or has expired. Counts as contact."""
         session = self._sessions.get(_digest(key))
         if session is not None and session.is_expired(self._loop.time()):
             self.end(session, "expired")
@@ -192,12 +192,12 @@ class Inboxes(PackDelivery):
         return session
 
     async def find_anywhere(self, key: str) -> Session | None:
-        """As `find`; a session of another node moves here. Raises StorageError."""
+        """As `find`, but takes over a session of another node. Raises StorageError."""
         session = self.find(key)
         return await self._claimed(_digest(key)) if session is None else session
 
     async def _claimed(self, digest: bytes) -> Session | None:
-        """A session that this node has, or takes over; None if there is none."""
+        """A session of this node, or one that it takes over; None if it does not exist."""
         if self._moving is None:
             return None
         async with self._claims.setdefault(digest, asyncio.Lock()):
@@ -213,12 +213,12 @@ class Inboxes(PackDelivery):
             session = await self._moving.claim(digest, make, self._log, self._feeds)
             if session is not None:
                 self._add(session)
-                # What it had not heard is not saved.
+                # The broadcasts that it had not heard are not saved.
                 self._saver.touch(session)
         return session
 
     def _let_go(self, digest: bytes) -> None:
-        """Another node has the session, if this one had it."""
+        """Another node has taken over the session, if this one had it."""
         session = self._sessions.pop(digest, None)
         if session is None:
             return
@@ -232,7 +232,7 @@ class Inboxes(PackDelivery):
             receiver.replaced()
 
     def by_id(self, name: str) -> Session | None:
-        """The session of a digest, in hexadecimal. This is not a contact with its client."""
+        """The session of a digest, in hexadecimal. Does not count as contact."""
         try:
             return self._sessions.get(bytes.fromhex(name))
         except ValueError:
@@ -241,12 +241,12 @@ class Inboxes(PackDelivery):
     async def replace_topics(
         self, session: Session, topics: Sequence[str], access: AccountAccess | None = None
     ) -> Session:
-        """Follow these topics and no others; topics it followed before keep their position.
+        """Follow exactly these topics; topics that it followed before keep their position.
 
-        `access` is what the caller may do; without it, what the session may do. A session belongs
-        to the token by which its account did this last, so that its token can be replaced.
-        Returns the session, which is another object if it came back from another node.
-        Raises as `create`, with nothing changed.
+        `access` has the permissions of the caller; by default those of the session. A session
+        belongs to the token by which its account did this last, so that its token can be replaced.
+        Returns the session, which is a new object if it came back from another node. Raises as
+        `create` does, with nothing changed.
         """
         owner = self._access(session)
         if access is not None and access.account == session.account:
@@ -269,7 +269,7 @@ class Inboxes(PackDelivery):
         return session
 
     def _access(self, session: Session) -> AccountAccess:
-        # The sessions of an account end with it.
+        # The sessions of an account end with the account.
         return self._accounts.of(session.account, session.token) or self._accounts.nobody
 
     def _resolved(self, topics: Sequence[str], access: AccountAccess) -> list[str]:
@@ -298,7 +298,7 @@ class Inboxes(PackDelivery):
             for topic in topics:
                 _, offsets[topic] = await asyncio.to_thread(resolve, self._log, topic, where)
         for topic in topics:
-            # It may have been taken away meanwhile, or the account never had it.
+            # The permission may have been revoked meanwhile, or never existed.
             if not access.may_read(topic):
                 raise unknown(access.shown(topic))
         feeds = [self._feeds.feed(topic, access.shown(topic)) for topic in topics]
@@ -316,7 +316,7 @@ class Inboxes(PackDelivery):
                 self._take_away(session, feed.topic, content)
 
     def _take_away(self, session: Session, topic: str, notice: Content) -> None:
-        """The topic is gone, for everybody or for this session."""
+        """The topic was deleted, or this session may no longer read it."""
         # Number its last packs first, so that losses can still be reported.
         session.cut()
         self._unfollow(session, topic)
@@ -328,7 +328,7 @@ class Inboxes(PackDelivery):
     # Accounts
 
     def access_lost(self, account: str) -> None:
-        """Let its sessions leave topics of other accounts that it may not read any more."""
+        """Make its sessions leave topics of other accounts that it may no longer read."""
         for session in [one for one in self._sessions.values() if one.account == account]:
             access = self._access(session)
             for topic in [one for one in session.follows if not access.may_read(one)]:
@@ -341,14 +341,14 @@ class Inboxes(PackDelivery):
             self.end(session, "deleted")
 
     def end_of_token(self, token: str) -> None:
-        """A token was revoked or has expired: end the sessions that were made with it."""
+        """A token was revoked or has expired: end the sessions that were created with it."""
         for session in [one for one in self._sessions.values() if one.token == token]:
             self.end(session, "token-ended")
 
     def end(
         self, session: Session, reason: str = "deleted"
     ) -> asyncio.Future[AbstractSet[Session]] | None:
-        """End the session; the future is done when it is gone from disk."""
+        """End the session; the future is done when it is removed from disk."""
         if self._sessions.pop(session.digest, None) is None:
             return None
         self._counts[session.account] -= 1
@@ -373,13 +373,13 @@ class Inboxes(PackDelivery):
             )
 
     async def delete(self, session: Session) -> None:
-        """End the session; it is gone from disk when this returns. Raises StorageError."""
+        """End the session; it is removed from disk when this returns. Raises StorageError."""
         gone = self.end(session)
         if gone is not None:
             await asyncio.shield(gone)
         moved = await self._claimed(session.digest)
         if moved is not None:
-            # Another node had taken it before it ended here.
+            # Another node had taken it over before it ended here.
             await self.delete(moved)
 
     async def post(self, sessions: Sequence[Session], json: bytes) -> None:
@@ -404,7 +404,7 @@ class Inboxes(PackDelivery):
         """Put one direct pack into every session, or those of an account; return their number.
 
         In a cluster these are the sessions of all nodes, and each gets it once when this returns,
-        or a little later. Raises StorageError, as `post`.
+        or a little later. Raises StorageError, as `post` does.
         """
         if self._moving is not None:
             await self._broadcasts.send(account, json)
@@ -441,7 +441,7 @@ class Inboxes(PackDelivery):
             session.contact(self._loop.time())
 
     async def collect(self, session: Session, after: int) -> Packs:
-        """The packs above a number, after a notice if there is one; empty if there is nothing.
+        """The packs above a number, after a notice if there is one; empty if there are none.
 
         Raises:
             StorageError: the session could not be saved, so its packs may not be shown.
@@ -452,7 +452,7 @@ class Inboxes(PackDelivery):
         is_cached = all(content.json is not None for _, content in shown)
         if is_cached and session.wants_catch_up() is None:
             return await self._collect(session, after)
-        # As a catch-up: many sessions that nobody reads would fill our memory.
+        # Limited like a catch-up: many sessions that no client reads would fill our memory.
         async with self._memory.catch_up_turn():
             return await self._collect(session, after)
 
@@ -475,7 +475,8 @@ class Inboxes(PackDelivery):
             is_emptied |= json is None
             packs.append((number, EMPTY_PACK if json is None else json))
         if is_emptied:
-            # A crash would give the numbers their messages back, and a client may confirm them.
+            # After a crash the numbers would have their messages again, and a client may confirm
+            # them.
             await self._saver.save([session])
         if session.needs_notice(after):
             for lost in session.lost.values():
@@ -496,7 +497,7 @@ class Inboxes(PackDelivery):
     async def _readable(self, session: Session, after: int) -> list[tuple[int, Content]]:
         """The packs to show; those of a damaged topic that no client has seen are held back.
 
-        Raises StorageError, the session could not be saved.
+        Raises StorageError if the session could not be saved.
         """
         tried: set[Content] = set()
         while True:
@@ -544,7 +545,7 @@ def _digest(key: str) -> bytes:
 
 
 def _unconfirmed_ranges(session: Session) -> Iterator[UndeliveredRange]:
-    """What the session's client has not confirmed, or was not shown, of each topic."""
+    """By topic, the ranges that the client has not confirmed or not been shown."""
     first: dict[str, tuple[int, int]] = {}
     for _, content in session.unconfirmed(0, sys.maxsize):
         first.setdefault(content.topic, (content.epoch, content.first_offset))

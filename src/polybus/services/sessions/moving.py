@@ -1,10 +1,10 @@
-"""Sessions of a cluster: they are saved for all nodes, and move to the node that is asked for them.
+"""Sessions of a cluster: saved for all nodes. They move to the node that a client asks.
 
 Every save of a session is an entry that all nodes share: its version, and all of its state. An
 entry counts if its version is above that of the entry before it, in the order of the cluster; a
 node writes the version that follows the one it has seen. So of two nodes that write at once the
 first one wins, and the other learns that from the entries. A node takes a session over by writing
-the same state again, as its own. The node that had it lets it go when it sees that.
+the same state again, as its own. The node that had it drops it when it sees that entry.
 
 Order of writes; each entry has come back before the next step:
 
@@ -16,15 +16,15 @@ claim  1. The entry with the state of the last one, as this node's.
 end    1. The session is closed here, and the entry without a state is written.
        2. It is answered. If it did not count, another node has the session: it moves here, and
           ends then.
-       3. All entries of the session disappear, some time later.
+       3. All entries of the session are removed, some time later.
 
 A node that dies at any step leaves the entry that counted last. Any node continues from it with
-exactly the packs and numbers that a client may have seen; nothing is reserved ahead.
+exactly the packs and numbers that a client may have seen; no numbers are reserved in advance.
 
 Each writer has keys of its own, because Kafka keeps the last entry of each key: an entry that lost
 must not hide the one that won. The highest version is the state, and of equal ones the first. A
-node that is not sure of a write waits for it before the next one of the same key. Otherwise both
-would have one version, the first would count, and Kafka would keep the second.
+node that does not know the result of a write waits for it before it writes the same key again.
+Otherwise both would have one version, the first would count, and Kafka would keep the second.
 
 A session whose node is gone ends when nobody has asked for it for a while longer than its time to
 live: its node would have written it again by then.
@@ -57,13 +57,13 @@ logger = logging.getLogger("polybus.sessions")
 KIND = "session"
 CLAIMS_MAX = 20
 RENEWED_SHARE = 1 / 3
-"""A session that is in use is saved again after this share of its time to live."""
+"""A session in use is saved again after this share of its time to live."""
 ENDED_S = 600.0
-"""How long the end of a session is remembered: by then no node writes it any more."""
+"""How long the end of a session is kept: after that no node still writes it."""
 
 
 class SavedPack(msgspec.Struct, array_like=True, frozen=True):
-    """A pack: its place in the log, or its JSON."""
+    """A pack: its position in the log, or its JSON."""
 
     id: int
     topic: str
@@ -75,7 +75,7 @@ class SavedPack(msgspec.Struct, array_like=True, frozen=True):
 
 
 class SavedState(msgspec.Struct, array_like=True, frozen=True):
-    """What a node needs to continue with a session."""
+    """The state that a node needs to continue a session."""
 
     next_id: int
     mark: int
@@ -110,7 +110,7 @@ class SavedSession(msgspec.Struct, array_like=True, frozen=True):
 
 @dataclass(slots=True)
 class KnownSession:
-    """The entry of a session that counts, who wrote it and when this node saw it."""
+    """The current entry of a session, its writer, and when this node saw it."""
 
     saved: SavedSession
     writer: str
@@ -124,7 +124,7 @@ _decode_state = msgspec.msgpack.Decoder(SavedState).decode
 
 
 def read_entry(name: str, value: bytes) -> SavedSession:
-    """A session, and whether its state can be read. Raises ValueError, msgspec.MsgspecError."""
+    """A session, and whether its state is readable. Raises ValueError, msgspec.MsgspecError."""
     bytes.fromhex(name.partition("/")[0])
     saved = _decode(value)
     if saved.state:
@@ -144,7 +144,7 @@ class MovingSaver(Saver):
         broadcasts: Broadcasts,
         let_go: Callable[[bytes], None],
     ) -> None:
-        """`let_go` is called with the digest of a session that another node has taken."""
+        """`let_go` is called with the digest of a session that another node has taken over."""
         super().__init__(state, loop, wake)
         self._table = table
         self._broadcasts = broadcasts
@@ -153,11 +153,13 @@ class MovingSaver(Saver):
         self._live: Counter[str] = Counter()
         self._digests: dict[int, bytes] = {}
         self._writes = itertools.count()
-        # Writes that somebody waits for, and whether they counted when they arrived.
+        # Writes with a waiting caller, and whether they counted when they arrived.
         self._counted: dict[int, bool] = {}
 
     async def restore(self, limits: Msgstream, feeds: Feeds, access_of: AccessOf) -> list[Session]:
-        """None: a node begins without sessions, and takes over what it is asked for."""
+        """Restores nothing: a node begins without sessions, and takes over those that clients ask
+        for.
+        """
         self._access_of = access_of
         self._table.watch(KIND, self._on_entry)
         self._broadcasts.watch()
@@ -168,7 +170,7 @@ class MovingSaver(Saver):
         digest = bytes.fromhex(name)
         known = self._known.get(digest)
         if not entry.value:
-            # An entry that was forgotten.
+            # An entry that was removed.
             return
         saved = _decode(entry.value)
         if known is None or saved.version > known.saved.version:
@@ -189,7 +191,7 @@ class MovingSaver(Saver):
         return self._live.total() if account is None else self._live[account]
 
     def knows(self, digest: bytes) -> bool:
-        """Whether `count` has a session, or it has ended."""
+        """Whether `count` includes a session, or it has ended."""
         return digest in self._known
 
     # Saving
@@ -204,7 +206,7 @@ class MovingSaver(Saver):
     async def _write(
         self, pending: Sequence[Session], changes: SessionChanges
     ) -> AbstractSet[Session]:
-        """Raises StorageError. A session that is not saved has moved, or is put back."""
+        """Write sessions. Raises StorageError. An unsaved session has moved, or is queued again."""
         heard = self._table.stop
         states: dict[bytes, tuple[Session, Sequence[object], object, bytes]] = {}
         for session, row in zip(pending, changes.rows, strict=True):
@@ -220,7 +222,7 @@ class MovingSaver(Saver):
                 saved = self._known[digest].saved
                 made[digest] = self._entry(digest, saved.owner, saved.ttl_s, heard, b"")
         for digest, (session, by, ttl_s, state) in states.items():
-            # If it has moved, even if it came back, this state is old.
+            # If it has moved, even if it came back, this state is outdated.
             if not session.is_ended and (digest not in self._known or self._is_mine(digest)):
                 made[digest] = self._entry(digest, by, ttl_s, heard, state)
         counted, error = await self._put(made)
@@ -276,18 +278,18 @@ class MovingSaver(Saver):
         log: Log,
         feeds: Feeds,
     ) -> Session | None:
-        """Take a session over from another node; None if there is none.
+        """Take a session over from another node; None if it does not exist.
 
-        `make` makes it, with nothing in it.
+        `make` creates it, empty.
 
-        Raises StorageError, it is not known whether this node has it.
+        Raises StorageError if it is unknown whether this node has it.
         """
         if digest not in self._known:
             await self._table.catch_up()
         for _ in range(CLAIMS_MAX):
             known = self._known.get(digest)
             if known is None or not known.saved.state or digest in self._digests.values():
-                # It does not exist, or ends here.
+                # It does not exist, or is ending here.
                 return None
             saved = known.saved
             access = self._access_of(*saved.owner)
@@ -329,7 +331,7 @@ class MovingSaver(Saver):
         self._restore(session, access, row, packs, feeds)
 
     def sweep(self, sessions: Iterable[Session]) -> None:
-        """Write again what would seem to be given up, and end what is."""
+        """Write sessions again before they seem abandoned, and end abandoned ones."""
         now_s = self._loop.time()
         mine = {session.digest: session for session in sessions}
         over: list[ClusterEntry] = []
@@ -359,12 +361,12 @@ class MovingSaver(Saver):
         forgotten += self._broadcasts.take_heard(heard)
         if forgotten:
             task = self._loop.create_task(self._table.forget(forgotten))
-            # What was not forgotten is only a little longer to read.
+            # Entries that were not removed only make the next read a little longer.
             task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
 
 async def _catch_up(log: Log, state: SavedState) -> None:
-    """Let this node know what the session's last node knew of its topics. Raises StorageError."""
+    """Catch up with what the session's last node knew of its topics. Raises StorageError."""
     ends = [(one.topic, one.epoch, one.first_offset + one.count) for one in state.packs]
     for topic, epoch, offset in (*state.follows, *ends):
         if not topic:

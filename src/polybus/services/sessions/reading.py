@@ -24,7 +24,7 @@ async def json_of(log: Log, cache: JsonCache, content: Content, shown: str) -> b
 
 
 async def catch_up(log: Log, cache: JsonCache, session: Session) -> None:
-    """Read from the log what the session has missed, as far as it has room."""
+    """Read the messages that the session has missed, as far as it has room."""
     while (follow := session.wants_catch_up()) is not None:
         if follow.try_live():
             session.cut()
@@ -69,7 +69,7 @@ def _read_all(log: Log, content: Content, shown: str) -> bytes | None:
 def _read_next(log: Log, follow: Follow, offset: int) -> tuple[Content, bytes] | None:
     """The next messages of a session that catches up; None if the log does not have them."""
     feed = follow.feed
-    # Stop where the feed's own entries begin, so that the session can continue with those.
+    # Stop where the feed's entries begin, so that the session can continue with those.
     contents = list(feed.contents)
     stops = [one.first_offset for one in contents if one.first_offset > offset][:1]
     stop = stops[0] if stops else feed.stop_offset
@@ -80,8 +80,8 @@ def _read_next(log: Log, follow: Follow, offset: int) -> tuple[Content, bytes] |
 def _read(log: Log, wanted: Content, shown: str, *, bytes_max: int) -> tuple[Content, bytes] | None:
     """The first of the wanted messages and their JSON; None if the log does not have them.
 
-    A cluster's log has gaps: they end a piece, and where there is nothing else, the piece is empty
-    and begins behind the gap. Raises StorageError, they are damaged.
+    A cluster's log has gaps: they end a piece. If there is only a gap, the piece is empty and
+    begins after it. Raises StorageError if the messages are damaged.
     """
     topic, epoch, stop = wanted.topic, wanted.epoch, wanted.stop_offset
     try:

@@ -1,10 +1,11 @@
-"""Saves sessions and restores them: what a restart keeps of a session is decided here.
+"""Saves and restores sessions: this module decides what a restart keeps of a session.
 
-A change is saved within a second if a crash may undo it, at once if a client was promised it.
+A change is saved within a second if a crash may undo it, and at once if it was promised to a
+client.
 
 Order of writes: everything of one save is one transaction of state.db, and a pack's number is
 shown only after a save has raised the session's mark above it (write-ahead). A restart restores the
-last save: topics with their offsets, packs by their place in the log, direct packs with their
+last save: topics with their offsets, packs by their position in the log, direct packs with their
 content, and losses that no notice has reported. Messages of the log that came later are numbered
 again from the saved offsets. A pack that is missing or has lost its content, because state.db was
 damaged, is empty, and a notice counts it.
@@ -12,7 +13,7 @@ damaged, is empty, and a notice counts it.
 State.db may be ahead of the log, which loses unsynced messages in a crash, and behind it when a
 topic was deleted. So a restart corrects the sessions by the log: a pack of lost messages is empty,
 a position beyond the log's end moves back to it, and a topic that was deleted, or that the account
-may not read any more, leaves its notice. Corrections are saved before anything can be published.
+may no longer read, leaves a notice. Corrections are saved before anything can be published.
 """
 
 import asyncio
@@ -68,13 +69,13 @@ DELETE_UNUSED = "DELETE FROM direct WHERE number NOT IN (SELECT direct FROM pack
 READ_PACKS = "SELECT * FROM packs ORDER BY session, id"
 
 AccessOf = Callable[[str, str], AccountAccess | None]
-"""What a session of an account, made by a token or none, may do; None if it must end."""
+"""Returns the access of a session by account and token; None if the session must end."""
 PackRow = tuple[Any, ...]
 """session, id, topic, epoch, first_offset, count, value_bytes, direct, checksum"""
 
 
 def statements(changes: SessionChanges) -> Iterator[SqlStatement]:
-    """The writes in their order; state.db takes them one by one, on its own thread."""
+    """The writes in order; state.db executes them one by one, on its own thread."""
     direct = [summed(content.order, content.json) for content in changes.direct]
     yield "INSERT OR REPLACE INTO direct VALUES (?, ?, ?)", direct
     sums = [
@@ -104,7 +105,7 @@ class Saver:
     """Writes what changed, a few times a second and on demand; one save at a time.
 
     Attributes:
-        touched: sessions that changed. While there is one, a timer runs.
+        touched: sessions that changed. While there are any, a timer runs.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class Saver:
         self._ended: list[int] = []
         # The direct packs on disk.
         self._direct: dict[int, Content] = {}
-        # The save that runs or was last, and the one after it.
+        # The running or last save, and the next one.
         self._last: asyncio.Task[AbstractSet[Session]] | None = None
         self._next: asyncio.Task[AbstractSet[Session]] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -133,7 +134,7 @@ class Saver:
     async def restore(self, limits: Msgstream, feeds: Feeds, access_of: AccessOf) -> list[Session]:
         """The sessions as they were last saved, corrected by the log, following their topics.
 
-        Those of an account that was deleted end, and so do those of a token that is over.
+        Those of a deleted account end, and so do those of an invalid token.
 
         Raises:
             StorageError: they could not be read, or a correction could not be saved.
@@ -158,7 +159,7 @@ class Saver:
                 corrected.append(session)
             sessions.append(session)
         if corrected or self._ended:
-            # Before the log grows: another crash would take the old rows for newer messages.
+            # Before the log grows: after another crash the old rows would refer to newer messages.
             await self.save(corrected)
         return sessions
 
@@ -205,7 +206,7 @@ class Saver:
         if topic:
             count = feeds.stored(topic, epoch, first_offset, count)
             return Content(topic, epoch, first_offset, count, value_bytes) if count else EMPTY
-        # The number of a lost one stays in use: a client may wait for it.
+        # The number of a lost pack stays in use: a client may wait for it.
         return self._direct.get(stored_as, EMPTY)
 
     def _is_lost(self, pack: PackRow) -> bool:
@@ -221,7 +222,7 @@ class Saver:
         self._timer = self._loop.call_later(self._interval_s, self._on_timer)
 
     def end(self, session: Session) -> asyncio.Future[AbstractSet[Session]]:
-        """Delete the session; it is gone from disk when the future is done."""
+        """Delete the session; it is removed from disk when the future is done."""
         self.forget(session)
         self._ended.append(session.number)
         return self._start()
@@ -234,7 +235,7 @@ class Saver:
     async def save(self, sessions: Iterable[Session]) -> AbstractSet[Session]:
         """Wait until the sessions are on disk as they are now.
 
-        Returns those that are, and perhaps others; the rest ended before, or moved to another node.
+        Returns the saved ones, and perhaps others; the rest ended before, or moved to another node.
 
         Raises:
             StorageError: they are not.
@@ -247,7 +248,7 @@ class Saver:
         return saved
 
     def raise_mark(self, session: Session) -> bool:
-        """Save the session and wake its connection then; False if that was asked before.
+        """Save the session, then wake its connection; False if that was already requested.
 
         Many sessions that get the same message are saved together, without a task for each.
         """
@@ -273,10 +274,10 @@ class Saver:
                 logger.exception("sessions could not be saved")
 
     def _start(self) -> asyncio.Task[AbstractSet[Session]]:
-        """The save of everything that is pending when the save before it has ended."""
+        """Save everything that is pending when the previous save has ended."""
         if self._next is None:
             self._next = self._loop.create_task(self._run(self._last))
-            # Nobody may wait for it: then the next save reports the failure again.
+            # There may be no waiter: then the next save reports the failure again.
             self._next.add_done_callback(lambda task: task.cancelled() or task.exception())
         return self._next
 
@@ -308,7 +309,7 @@ class Saver:
     async def _write(
         self, pending: Sequence[Session], changes: SessionChanges
     ) -> AbstractSet[Session]:
-        """Return the sessions that are written. Raises StorageError, nothing of it is written."""
+        """Return the written sessions. Raises StorageError if nothing was written."""
         await self._state.write(statements(changes))
         return set(pending)
 

@@ -1,7 +1,7 @@
 # cython: annotation_typing=False
 """The numbered packs of a session: which numbers are used, shown, confirmed, lost and saved.
 
-`session` has the rules. Only this module and that one write the fields.
+`session` has the rules. Only these two modules write the fields.
 
 Compiled as it is (sequence.pxd), or run as it is.
 """
@@ -71,12 +71,12 @@ class PackSequence:
         # The save that opens a session reserves its first number.
         self._mark = 2
         self._raises_mark = False
-        # Packs below this number are on disk, or were confirmed before they had to be.
+        # Packs below this number are on disk, or were confirmed before they needed to be.
         self._saved_to = 1
         self._rewrite_from = 0
         self._is_changed = True
         self._unsaved_confirms: list[int] = []
-        # Packs that are on disk with what they held before.
+        # Packs that are on disk with their previous content.
         self._unsaved_empties: list[int] = []
 
     @property
@@ -107,7 +107,7 @@ class PackSequence:
     # Emptying
 
     def confirm(self, ids: Iterable[int]) -> None:
-        """Remove packs; ignore numbers that are not there or were not shown yet."""
+        """Remove packs; ignore numbers that do not exist or were not shown yet."""
         packs = self._packs
         confirmed = False
         for number in ids:
@@ -136,7 +136,7 @@ class PackSequence:
     def _take_back(self, topic: str, epoch: int, number: int | None) -> set[Content]:
         """Remove a topic's packs from `number` on, or else those that no client has seen.
 
-        Returns what they held. Numbers that were shown stay in use, as empty packs.
+        Returns their contents. Numbers that were shown stay in use, as empty packs.
         """
         packs = self._packs
         unseen = max(0, self.shown_to + 1 - self._first_id)
@@ -203,7 +203,7 @@ class PackSequence:
                 self._let_go(index)
             index += 1
         if index > unseen:
-            # No client has seen these numbers: the packs behind move up to them.
+            # No client has seen these numbers: the later packs move up to them.
             del packs[unseen:index]
             self._renumber()
         first = self._first_id
@@ -275,7 +275,7 @@ class PackSequence:
         return before < self._mark and before < self.next_id
 
     def save_failed(self) -> None:
-        """Nothing of it is known to be on disk: write everything again."""
+        """The save failed: write everything again."""
         self._saved_to = self._rewrite_from = self._first_id
         self._is_changed = True
 
@@ -288,7 +288,7 @@ class PackSequence:
         mark: int,
         first_id: int,
     ) -> None:
-        """Take over what was saved; numbers that may have been shown since are used up."""
+        """Restore the saved state; numbers that may have been shown since are used up."""
         self.lost = {one.topic: one for one in losses}
         first = self._first_id = min(next_id, min(packs, default=next_id))
         self._gap = range(first_id, first)

@@ -5,7 +5,7 @@ The rules:
 
 1. Packs are numbered from 1, one for each batch of a topic and one for each direct pack, in order
    of arrival. A number that a client may have seen never changes its meaning.
-2. A pack stays until it is confirmed. Confirming a number that is not there does nothing.
+2. A pack stays until it is confirmed. Confirming a number that does not exist does nothing.
 3. A session holds at most `session_packs_max` packs and `session_bytes_max` bytes. Beyond that the
    oldest are dropped, and a notice says which topic lost how many messages from which position on.
 4. Clients stop at a gap in the numbers. So a pack that was dropped before a client could have seen
@@ -20,8 +20,8 @@ The rules:
 7. A session expires when it has had no connection and no request for longer than its time to live.
    A restart begins that time again.
 
-A session is a sequence of packs (sequence) and its place in topics. It knows no clock, no disk and
-no client.
+A session is a sequence of packs (sequence) and its positions in topics. It knows no clock, no disk
+and no client.
 
 Compiled as it is (session.pxd), or run as it is.
 """
@@ -67,9 +67,9 @@ class Session(PackSequence):
     """One inbox. The module docstring has its rules.
 
     Attributes:
-        number: its name on disk; only its client knows its key.
-        account: whose it is.
-        token: the id of the token that it was made with, and ends with; empty without one.
+        number: its id on disk; only its client knows its key.
+        account: its owner.
+        token: the id of the token that created it, and with which it ends; empty without one.
         receiver: the connection that gets its packs.
         follows: its topics.
         damaged: the topics that cannot be read, and whether the client was notified.
@@ -111,34 +111,34 @@ class Session(PackSequence):
 
     @property
     def is_changed(self) -> bool:
-        """Whether there is something to save."""
+        """Whether there are unsaved changes."""
         return self._is_changed and not self.is_ended
 
     # Contact
 
     def attach(self, receiver: Receiver) -> Receiver | None:
-        """Make this its connection; return the one before it."""
+        """Make this its connection; return the previous one."""
         before, self.receiver = self.receiver, receiver
         for follow in self.follows.values():
             follow.listen(receiver)
         return before
 
     def detach(self) -> Receiver | None:
-        """It has no connection any more; return the one it had."""
+        """Remove its connection and return it."""
         before, self.receiver = self.receiver, None
         for follow in self.follows.values():
             follow.unlisten()
         return before
 
     def contact(self, now_s: float) -> None:
-        """Its client is there: the time to live begins again."""
+        """Its client was in contact: the time to live begins again."""
         self._contact_s = now_s
 
     def is_expired(self, now_s: float) -> bool:
         return self.receiver is None and now_s - self._contact_s > self.ttl_s
 
     def give_to(self, token: str) -> None:
-        """It ends with this token from now on; empty: with its account only."""
+        """Let it end with this token from now on; if empty, only with its account."""
         self.token = token
         self._is_changed = True
 
@@ -154,10 +154,10 @@ class Session(PackSequence):
         self._is_changed = True
 
     def hold(self, topic: str, number: int | None = None) -> set[Content]:
-        """A topic is damaged: stay where it is, with a notice, until it can be read again.
+        """A topic is damaged: keep the position, with a notice, until it can be read again.
 
-        Its packs from `number` on, or else those that no client has seen, are taken back, and come
-        from the log later. Returns what they held.
+        Its packs from `number` on, or else those that no client has seen, are removed, and come
+        from the log later. Returns their contents.
         """
         follow = self.follows.get(topic)
         if follow is None:
@@ -193,12 +193,12 @@ class Session(PackSequence):
             self._take(fresh)
 
     def add(self, content: Content) -> None:
-        """Take a direct pack, after everything that came before it."""
+        """Add a direct pack, after everything that came before it."""
         self.cut()
         self._take([content])
 
     def add_caught(self, follow: Follow, content: Content) -> None:
-        """Take messages that were read from the log while catching up."""
+        """Add messages that were read from the log while catching up."""
         follow.read_to(content.stop_offset)
         self.damaged.pop(content.topic, None)
         self._take([content])
@@ -210,9 +210,9 @@ class Session(PackSequence):
         follow.read_to(start)
 
     def note_start(self, feed: Entries, asked: Position, offset: int) -> None:
-        """The session begins at `offset`: a notice says what of the position asked for is gone."""
+        """The session begins at `offset`: a notice reports the requested messages that are gone."""
         if asked.epoch != feed.epoch:
-            # How much the topic had before it was deleted is not known.
+            # It is unknown how many messages the deleted topic had.
             self._note_lost(feed.topic, asked.epoch, asked.offset, 0)
         elif offset > asked.offset:
             self._note_lost(feed.topic, feed.epoch, asked.offset, offset - asked.offset)
@@ -238,7 +238,7 @@ class Session(PackSequence):
     # Notices
 
     def needs_notice(self, after: int) -> bool:
-        """Whether `take_notice` has something for a client that has the packs up to a number."""
+        """Whether `take_notice` has a pack for a client that has the packs up to a number."""
         if self.lost or (self.damaged and not all(self.damaged.values())):
             return True
         return bool(self._gap) and self._gap[-1] > after
@@ -265,10 +265,10 @@ class Session(PackSequence):
     # Saving
 
     def take_unsaved(self, changes: SessionChanges, *, is_last: bool = False) -> int:
-        """Add what a save must write; it counts as saved from now on, until `save_failed`.
+        """Add the unsaved changes to a save; they count as saved until `save_failed`.
 
         Returns the mark: numbers below it may be shown once this is on disk. It rises above all
-        packs if `needs_mark` said so. With `is_last`, before the bus ends, it comes down to what
+        packs if `needs_mark` is true. With `is_last`, before the bus ends, it is lowered to what
         was shown.
         """
         mark, next_id = self._mark, self.next_id
@@ -277,7 +277,7 @@ class Session(PackSequence):
         if is_last:
             mark = self._mark = self.shown_to + 1
         elif not changes.reserves:
-            # The next node continues with these numbers and no others.
+            # The next node continues with exactly these numbers.
             self._mark = min(mark, next_id)
             mark = next_id if self._raises_mark else self._mark
         elif self._raises_mark or (ahead > NUMBERS_FEW and mark - next_id < ahead // 2):

@@ -1,17 +1,18 @@
-"""Transactions in a cluster: exactly once, even if nodes die at any time.
+"""Transactions in a cluster: done exactly once, even if nodes die at any time.
 
 A transaction is one of Kafka (polybus.log.kafka.transacting): its messages and its record in
 `$commits` become visible together. There are no intents: Kafka takes a transaction of any size,
 part after part. The order:
 
-1. `begin` fences: every earlier transaction of the producer has ended, on whichever node it was.
+1. `begin` fences: every earlier transaction of the producer, on any node, has ended.
 2. This node waits until it has all of `$commits`, so it knows whether this one was done before.
 3. The messages of all parts, then the record with their offsets, then the commit.
 4. The answer, and the removal of the staged files.
 
-A node that dies before the commit leaves nothing; after it, the record. A producer without an
-answer asks any node again with the same key. The staged files are on the node that took them: if it
-is gone, they must be staged again, and their transaction is still done once.
+A node that dies before the commit leaves nothing; after it, it leaves the record. A producer
+without an answer repeats the request at any node with the same key. The staged files are on the
+node that received them: if it is gone, they must be staged again, and their transaction is still
+done once.
 
 `$commits` is compacted by producer, so it has the last transaction of each forever, and state.db
 is not used.
@@ -47,7 +48,7 @@ logger = logging.getLogger("polybus.commits")
 
 
 class ClusterTransactions(Transactions, Subscriber):
-    """The transactions of all nodes. The subscriber of `$commits` on this one."""
+    """The transactions of all nodes; on this one it subscribes to `$commits`."""
 
     protocol = "polybus"
 
@@ -62,10 +63,10 @@ class ClusterTransactions(Transactions, Subscriber):
         super().__init__(context, state, accounts, blobs)
         self._cluster = cluster
 
-    # Life
+    # Lifecycle
 
     async def start(self) -> None:
-        """Learn what was committed. Raises StorageError."""
+        """Read what was committed. Raises StorageError."""
         log = self._bus.log
         await asyncio.to_thread(log.catch_up, TOPIC)
         offset = log.bounds(TOPIC).start
@@ -80,7 +81,7 @@ class ClusterTransactions(Transactions, Subscriber):
         self._housekeeping = asyncio.create_task(self._keep_house())
 
     async def _save(self) -> None:
-        """Nothing: the log has it."""
+        """Saves nothing: the log has it."""
 
     async def _keep_house(self) -> None:
         while True:
@@ -103,7 +104,7 @@ class ClusterTransactions(Transactions, Subscriber):
                 self._producers.apply(record)
 
     def topic_deleted(self, topic: str) -> None:
-        """Nobody can delete a system topic that is not damaged."""
+        """Ignored: a system topic cannot be deleted unless it is damaged."""
 
     # Committing
 
@@ -137,7 +138,7 @@ class ClusterTransactions(Transactions, Subscriber):
                 async with self._turn:
                     record = await self._write(wanted, access, transaction)
             except BaseException as error:
-                # After a cancellation or an error of ours nothing of it may stay open.
+                # Leave no open transaction after a cancellation or a bug.
                 if not (isinstance(error, StorageError) and error.code == "commit.fenced"):
                     await asyncio.shield(asyncio.to_thread(transaction.abort))
                 raise

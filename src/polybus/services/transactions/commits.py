@@ -1,4 +1,4 @@
-"""Producers and their last transactions: what makes a transaction idempotent.
+"""Producers and their last transactions: these make a transaction idempotent.
 
 A writer is a `producer`; its transactions are numbered by `batch`, within one `query` (a Spark
 query's id lives as long as its checkpoint). Each transaction's record is in the topic `$commits`,
@@ -23,7 +23,7 @@ ONCE = "once"
 """The query of a writer with a single transaction; it is forgotten first (LRU)."""
 
 REMEMBERED_RANGES_MAX = 32
-"""Of a transaction with more ranges only the fact that it was done is kept."""
+"""For a transaction with more ranges, only the fact that it was done is kept."""
 
 Range = tuple[int, int, int]
 """Epoch, first offset, and the offset after the last."""
@@ -46,12 +46,13 @@ class CommitRecord(msgspec.Struct, kw_only=True, rename="kebab", omit_defaults=T
     query: str
     batch: int
     offsets: Offsets = {}
-    """Of a commit: the offsets of all its messages. Of a part: of its own."""
+    """In a commit: the offsets of all its messages. In a part: those of the part."""
     files: list[str] = []
     account: str = names.ACCOUNT
-    """Of an intent: whose names the topics in the files have."""
+    """In an intent: the account whose names the topics in the files have."""
     system: bool = False
-    """Of an intent: whether it may write to system topics, as an administrator asked for it."""
+    """In an intent: whether it may write to system topics, because an administrator requested it.
+    """
     part: int = 0
     parts: int = 1
     part_bytes: int = 0
@@ -70,7 +71,7 @@ class Unfinished(msgspec.Struct):
 
 
 class Producer(msgspec.Struct, kw_only=True):
-    """A producer's last transaction, and one that is under way."""
+    """A producer's last transaction, and its unfinished one, if any."""
 
     name: str
     query: str = ""
@@ -184,7 +185,7 @@ class Producers(dict[str, Producer]):
 
 
 def joined(offsets: Offsets, more: Offsets) -> Offsets:
-    """Both, with adjacent ranges merged."""
+    """Both range lists, with adjacent ranges merged."""
     result = {topic: list(ranges) for topic, ranges in offsets.items()}
     for topic, ranges in more.items():
         known = result.setdefault(topic, [])

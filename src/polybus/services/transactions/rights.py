@@ -1,4 +1,4 @@
-"""Which topics a transaction may write: its files have the names that its account uses."""
+"""Which topics a transaction may write; its files have the account's own names."""
 
 from collections.abc import Iterable, Sequence
 
@@ -15,7 +15,7 @@ def check_topics(bus: Bus, access: AccountAccess, topics: Iterable[str]) -> None
     for shown in sorted(topics):
         topic = access.full(shown)
         check_system(topic, may=access.account == ADMIN)
-        # Both for every name: a topic that one may not use takes as long as one that is not there.
+        # Both checks for every name: a forbidden topic takes as long as one that does not exist.
         rights, exists = access.rights(topic), bus.has_topic(topic)
         if "publish" not in rights or not exists:
             if "subscribe" in rights and exists:

@@ -1,8 +1,8 @@
 """Uploads of staged files: which are being written or committed, and their total size.
 
 Order of writes: the folders, the file, its bytes; then fsyncs of the file and of every folder up to
-DATA, and only then the answer. A file that a crash leaves unfinished is named by no transaction,
-and expires.
+DATA, and only then the answer. No transaction names a file that a crash left unfinished, so it
+expires.
 
 A file that is being committed must not change: it is checked as a whole, then read again part by
 part. `StagingRoom` and `StagedUpload` run on the threads of `StagedUploads`, the rest on that of
@@ -36,9 +36,9 @@ LOOKING_SHARE = 0.05
 
 
 class StagingRoom:
-    """The size of staged files, in all and by account; the disk is counted from time to time.
+    """The size of staged files, in total and by account; recounted on the disk from time to time.
 
-    `own_bytes_max` says how much an account may stage, None if it is all there is. Its share of the
+    `own_bytes_max` is how much an account may stage; None means all of the room. Its share of the
     number of files is the same.
     """
 
@@ -145,7 +145,7 @@ class StagedUpload:
 def _opened(path: Path) -> IO[bytes]:
     for _ in range(TRIES):
         Disk().make_folder(path.parent)
-        # A sweep removes a producer's folder when it is empty, perhaps just now.
+        # A sweep may remove a producer's empty folder right now.
         with contextlib.suppress(FileNotFoundError):
             return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b")
     raise FileNotFoundError(path)

@@ -1,12 +1,12 @@
-"""Staged messages: what a writer has put down for a commit that is still to come.
+"""Staged messages: files that a writer has written for a later commit.
 
 A staged file is an Arrow IPC stream, not compressed, with the columns of SCHEMA; each record batch
 is of one topic. Files are in DATA/staging/<producer>/ and named `<batch>-<unique>.arrows`; those of
 a named account are in DATA/staging/<account>%<producer>/. The bus reads them when they are
 committed and removes them afterwards.
 
-Anybody who may publish may stage, so nothing in a file is believed: sizes are checked before they
-are allocated, and every record batch is validated before it is looked at.
+Everyone who may publish may stage, so files are untrusted: sizes are checked before memory is
+allocated, and every record batch is validated before it is read.
 """
 
 import contextlib
@@ -42,15 +42,15 @@ SCHEMA = pa.schema(
 )
 PROTOCOL = "spark"
 HEAD_BYTES_MAX = 1 << 16
-"""The description of a record batch, or of the schema, is never larger."""
+"""Maximum size of the metadata of a record batch, or of the schema."""
 ROW_BYTES_MAX = 1 << 20
-"""What key, headers and topic may add to the largest message."""
+"""Size that key, headers and topic may add to the largest message."""
 BATCH_WEIGHT_MAX = 2 << 20
-"""What a record batch of more than one row may take in memory."""
+"""Maximum memory of a record batch with more than one row."""
 BATCH_BYTES = 1 << 20
 """The approximate size of a record batch that we stage; a single row may be larger."""
 RECORD_BATCH_WEIGHT = 4096
-"""Each takes time of the bus's own thread, however small it is."""
+"""Even a small one takes time of the bus's own thread."""
 ROW_WEIGHT = 64
 KEY_WEIGHT = 128
 HEADER_WEIGHT = 256
@@ -65,7 +65,7 @@ def staging_folder(data: Path) -> Path:
 
 
 def folder_of(data: Path, producer: str) -> Path:
-    """Where a producer stages, by its full name, `etl` or `shop/etl`."""
+    """The staging folder of a producer, by its full name, `etl` or `shop/etl`."""
     return staging_folder(data) / producer.replace("/", "%")
 
 
@@ -83,7 +83,7 @@ def check_producer(producer: str) -> str:
 
 
 def check_file(name: str) -> int:
-    """The batch of a staged file's name. Raises UsageError `commit.file`."""
+    """The batch number in the name of a staged file. Raises UsageError `commit.file`."""
     found = _FILE.fullmatch(name)
     if found is None:
         text = f"{name[:40]!r} is not a valid staged file name (BATCH-UNIQUE.arrows)"
@@ -92,7 +92,7 @@ def check_file(name: str) -> int:
 
 
 def paths_of(data: Path, producer: str, files: Sequence[str]) -> list[Path]:
-    """Where staged files are, by their names. Raises UsageError `commit.file`."""
+    """The paths of staged files, by their names. Raises UsageError `commit.file`."""
     for name in files:
         check_file(name)
     if len(set(files)) < len(files):
@@ -101,8 +101,8 @@ def paths_of(data: Path, producer: str, files: Sequence[str]) -> list[Path]:
 
 
 def inspect(files: Iterable[Path], limits: Limits) -> tuple[set[str], int, list[Batch] | None]:
-    """Look at all of the files: their topics, how many parts they need (1 at least), and all of
-    their messages if that is one part. May block.
+    """Inspect all files: their topics, how many parts they need (at least 1), and all their
+    messages if that is one part. May block.
 
     Raises:
         UsageError: `commit.file`, naming the file and what is wrong; `commit.value-too-large`;
@@ -139,7 +139,7 @@ def parts(files: Iterable[Path], limits: Limits) -> Iterator[tuple[list[Batch], 
             )
             raise UsageError("commit.too-large", text)
         if part_bytes and part_bytes + size > limits.transaction_part_bytes:
-            # Arrow's allocator keeps what looking at a part took, for each thread that ever did.
+            # Arrow's allocator keeps memory for every thread that has read a part.
             pa.default_memory_pool().release_unused()
             yield part, False
             part, part_bytes = [], 0
@@ -149,7 +149,7 @@ def parts(files: Iterable[Path], limits: Limits) -> Iterator[tuple[list[Batch], 
 
 
 def _batches(files: Iterable[Path], limits: Limits) -> Iterator[tuple[Batch, int]]:
-    """Each record batch as a batch, and what it weighs."""
+    """Each record batch as a batch, with its weight."""
     for path in files:
         try:
             with path.open("rb") as file:
@@ -193,16 +193,16 @@ def _read(file: BufferedReader, path: Path, limits: Limits) -> Iterator[tuple[pa
                 yield rows, size
     except (Damaged, pa.ArrowException, struct.error, OSError, EOFError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            # The disk's own; without a number it is Arrow's word for what it cannot understand.
+            # An error of the disk has a number; without one it is Arrow's error for invalid data.
             raise
         text = f"{path.name}, byte {position}: {str(error)[:200]}"
         raise UsageError("commit.file", text) from error
 
 
 def _message(file: BufferedReader, head: bytes, size: int) -> pa.Message:
-    """The message whose head was read, in memory that is allocated once and not copied.
+    """The message after its head, in memory that is allocated once and not copied.
 
-    An allocator would keep the pages of one part beside those of the next.
+    An allocator would keep the pages of one part in addition to those of the next.
     """
     pages = own_pages(size)
     whole = memoryview(pages)
@@ -213,7 +213,7 @@ def _message(file: BufferedReader, head: bytes, size: int) -> pa.Message:
 
 
 def _head(file: BufferedReader) -> bytes | None:
-    """The message at this place without its body; None at the end."""
+    """The message at this position without its body; None at the end."""
     prefix = file.read(_PREFIX_BYTES)
     if not prefix or prefix == END:
         return None
@@ -245,7 +245,7 @@ def _field(metadata: bytes, table: int, number: int) -> int | None:
 
 
 def extra_weight(rows: pa.RecordBatch) -> int:
-    """What rows, keys and headers will take beyond their bytes."""
+    """Memory that rows, keys and headers will need beyond their bytes."""
     keys, headers = rows.column(1), rows.column(3)
     keyed = len(keys) - int(keys.null_count)
     objects = KEY_WEIGHT * keyed + HEADER_WEIGHT * sum_of(headers_in(headers))
@@ -312,11 +312,11 @@ def _batch_of(rows: pa.RecordBatch, path: Path, limits: Limits) -> Batch:
     return batch
 
 
-# What is left behind.
+# Leftovers
 
 
 def staged(data: Path) -> tuple[Counter[str], Counter[str]]:
-    """How many bytes and how many files are staged, by account. May block."""
+    """The number of staged bytes and files, by account. May block."""
     sizes: Counter[str] = Counter()
     files: Counter[str] = Counter()
     for path in _found(data, "*/*"):
@@ -327,24 +327,24 @@ def staged(data: Path) -> tuple[Counter[str], Counter[str]]:
 
 
 def account_of(path: Path) -> str:
-    """Whose producer has staged a file."""
+    """The account of a staged file's producer."""
     account, percent, _ = path.parent.name.partition("%")
     return account if percent else names.ACCOUNT
 
 
 def drop(data: Path, producer: str, *, batch_max: int) -> None:
-    """Remove what a producer staged for batches up to one that is committed. May block."""
+    """Remove the staged files of a producer's batches up to a committed one. May block."""
     for path in _found(data, f"{folder_of(data, producer).name}/*"):
         found = _FILE.fullmatch(path.name)
         if found is not None and int(found[1]) <= batch_max:
-            # They are committed: a disk that fails now only delays their removal to a sweep.
+            # They are committed: if the disk fails now, a sweep removes them later.
             with contextlib.suppress(OSError):
                 path.unlink()
     _remove_if_empty(folder_of(data, producer))
 
 
 def drop_account(data: Path, account: str) -> None:
-    """Remove everything that the producers of a named account have staged. May block."""
+    """Remove all staged files of a named account's producers. May block."""
     for path in _found(data, f"{account}%*/*"):
         with contextlib.suppress(OSError):
             path.unlink()
@@ -352,7 +352,7 @@ def drop_account(data: Path, account: str) -> None:
 
 
 def discard(path: Path) -> None:
-    """Remove a staged file durably, if it is there. May block."""
+    """Remove a staged file durably, if it exists. May block."""
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
         sync_path(path.parent)
@@ -360,7 +360,7 @@ def discard(path: Path) -> None:
 
 
 def sweep(data: Path, *, older_than_s: float, now_s: float, keep: Collection[Path] = ()) -> int:
-    """Remove files that nobody committed in time; return how many. May block."""
+    """Remove files that were not committed in time; return how many. May block."""
     removed = 0
     for path in _found(data, "*/*"):
         with contextlib.suppress(OSError):
@@ -373,12 +373,12 @@ def sweep(data: Path, *, older_than_s: float, now_s: float, keep: Collection[Pat
 
 
 def _found(data: Path, pattern: str) -> list[Path]:
-    """What is in the staging folder; nothing of a folder that somebody else removes meanwhile."""
+    """The content of the staging folder, without folders that are removed meanwhile."""
     folder = staging_folder(data)
     return [folder / name for name in glob.glob(pattern, root_dir=folder)]
 
 
 def _remove_if_empty(folder: Path) -> None:
-    # It may be gone already.
+    # It may have been removed already.
     with contextlib.suppress(OSError):
         folder.rmdir()

@@ -67,7 +67,7 @@ LOST_QUERY = "unknown (state.db or $commits was damaged)"
 
 
 class CommitRequest(msgspec.Struct, frozen=True):
-    """A transaction as its producer asks for it."""
+    """A transaction as its producer requests it."""
 
     key: TransactionKey
     files: Sequence[str]
@@ -105,10 +105,10 @@ class Transactions:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="polybus-commits")
         self._housekeeping: asyncio.Task[None] | None = None
 
-    # Life
+    # Lifecycle
 
     async def start(self) -> None:
-        """Learn what was committed, and finish transactions that have an intent.
+        """Read what was committed, and finish transactions that have an intent.
 
         Raises:
             StorageError: state.db cannot be read.
@@ -155,14 +155,14 @@ class Transactions:
             logger.warning("%s", error)
 
     async def check_read(self) -> None:
-        """Raises StorageError, `$commits` could not be read."""
+        """Raises StorageError if `$commits` could not be read."""
         if self._unread is None:
             return
         async with self._reading:
             if self._unread is not None:
                 if TOPIC in self._bus.log.frozen:
                     raise self._unread.again()
-                # An administrator has deleted it, and an empty one is in its place.
+                # An administrator has deleted it, and an empty one has replaced it.
                 await self.start()
 
     async def _read_records(self) -> None:
@@ -183,13 +183,13 @@ class Transactions:
                 offset = batch.last_offset + 1
 
     def _doubt_all(self) -> None:
-        """The topic was replaced: what producers did after the last save is unknown."""
+        """The topic was replaced: the transactions after the last save are unknown."""
         for one in self._producers.values():
             logger.error("producer %s has lost its last batch (%s was damaged)", one.name, TOPIC)
             one.query, one.unfinished = LOST_QUERY, None
 
     def _refuse_lost(self) -> None:
-        """A producer that neither state.db nor the log knows any more must take its name over."""
+        """Refuse producers that state.db and the log have lost, until they take their name over."""
         for damage in self._state.damages:
             if damage.kind == "producer" and damage.name and damage.name not in self._producers:
                 logger.error("producer %s has lost its last batch (state.damaged)", damage.name)
@@ -225,8 +225,8 @@ class Transactions:
         self._saved = read_to
 
     async def forget_account(self, account: str) -> None:
-        """Forget the producers of a deleted account, and what they have staged: an account that
-        gets the name later is another one. A crash may bring back what has no state.db yet.
+        """Forget the producers of a deleted account, and their staged files, because a later
+        account may have the same name. A crash may restore them until state.db is saved.
         """
         self._producers.forget_account(account)
         # Write all of them again.
@@ -254,12 +254,12 @@ class Transactions:
     async def commit(self, wanted: CommitRequest, access: AccountAccess) -> tuple[Offsets, bool]:
         """Publish the transaction unless it was published before; it is durable on return.
 
-        `access` is what its sender may do; the producer in its key belongs to that account.
+        `access` has the permissions of its sender; the producer in its key belongs to that account.
         Returns the messages' offsets, and whether they were published before.
 
         Raises:
             UsageError: refused, with nothing published.
-            StorageError: it may or may not be published: ask again, with the same key.
+            StorageError: it may or may not be published: repeat the request with the same key.
         """
         await self.check_read()
         key = wanted.key
@@ -280,7 +280,7 @@ class Transactions:
             return offsets, is_known
 
     def _own_bytes_max(self, account: str) -> int | None:
-        """How much an account may stage. Thread-safe."""
+        """How many bytes an account may stage. Thread-safe."""
         limits = self._accounts.configs.limits.get(account)
         return None if limits is None else limits.staging_bytes_max
 
@@ -290,7 +290,9 @@ class Transactions:
         return None if limits is None else limits.producers_max
 
     async def _finish_earlier(self, wanted: CommitRequest) -> Offsets | None:
-        """Finish the producer's unfinished transaction; its offsets if it is the wanted one."""
+        """Finish the producer's unfinished transaction; return its offsets if it is the requested
+        one.
+        """
         known = self._producers.get(wanted.key.producer)
         if known is None or known.unfinished is None:
             return None
@@ -332,11 +334,11 @@ class Transactions:
                     known = self._producers.get(key.producer)
                     unfinished = known.unfinished if known is not None else None
             await self._context.durability.wait(ticket)
-            # Not from `_producers`: it may have dropped a producer of a single transaction already.
+            # Not from `_producers`: it may have dropped a producer of a single transaction.
             return record.offsets if unfinished is None else await self._finish(unfinished)
 
     async def _finish(self, unfinished: Unfinished) -> Offsets:
-        """Publish the parts that have no record; return all offsets. Raises as `commit`."""
+        """Publish the parts that have no record; return all offsets. Raises as `commit` does."""
         intent = unfinished.intent
         access = self._accounts.of(intent.account)
         # Sizes were checked before the intent was written, and limits may have changed since.
@@ -357,7 +359,7 @@ class Transactions:
                     raise UsageError("commit.file", text)
                 if part <= unfinished.parts_done:
                     continue
-                # Nothing is left to be published of an account that was deleted.
+                # A deleted account publishes nothing more.
                 batches = [] if access is None else batches
                 rights.give_full_names(batches, access or self._accounts.nobody)
                 for batch in batches:
@@ -389,12 +391,12 @@ class Transactions:
         access: AccountAccess | None,
         before: Offsets | None = None,
     ) -> int:
-        """Store large values as blobs, and publish. Raises before anything is published."""
+        """Store large values as blobs, and publish. If it raises, nothing was published."""
         kept: list[tuple[Kept, Batch]] = []
         try:
             for index, batch in enumerate(batches):
                 if self._blobs.is_large(batch):
-                    # The quota was asked already, for the transaction as a whole.
+                    # The quota was checked before, for the whole transaction.
                     batches[index], found = await self._blobs.spill(batch, self._accounts.admin)
                     kept += [(one, batches[index]) for one in found]
             ticket = self._append(batches, record, before)
@@ -423,7 +425,7 @@ class Transactions:
         return ticket
 
     def _offsets(self, batches: Sequence[Batch]) -> Offsets:
-        """The offsets that the batches will get: nothing else appends in between."""
+        """The offsets that the batches will get: no other append comes in between."""
         counts: Counter[str] = Counter()
         for batch in batches:
             counts[batch.topic] += len(batch)

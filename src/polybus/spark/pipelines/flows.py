@@ -2,7 +2,7 @@
 
 A flow is a streaming query, or batch work that is repeated when its inputs change. All flows run on
 one Spark session, each in a thread of its own. A flow starts when the flows that it comes after
-allow it. A failure that may pass is retried with back-off: without limit in continuous mode, a few
+allow it. A transient failure is retried with back-off: without limit in continuous mode, a few
 times in one pass. Any other failure marks the flow as failed, and the other flows continue.
 """
 
@@ -45,7 +45,7 @@ class FlowProgress:
     batch_ms: int | None = None
     batch_id: int | None = None
     batch_rows: int | None = None
-    """Of the last batch."""
+    """Rows of the last batch."""
     error: str | None = None
     warning: str | None = None
     """Damaged and stopped topics, which a running flow does not read, and refused settings."""
@@ -64,11 +64,13 @@ class FlowProgress:
         self.observed: dict[str, list[Expectation]] = {}
 
     def scanned(self, batch_id: int, times: int) -> None:
-        """The flow read a batch this often: Spark counts its rows each time, we count them once."""
+        """Set how many times the flow read a batch: Spark counts its rows each time, we count them
+        once.
+        """
         self._scans[batch_id] = times
 
     def warn(self, topic: str, text: str | None) -> None:
-        """The flow runs without some settings of a topic: why, or None."""
+        """Set why the flow runs without some settings of a topic, or None."""
         self._warnings.pop(topic, None)
         if text is not None:
             self._warnings[topic] = text
@@ -84,7 +86,7 @@ class FlowProgress:
         self.warning = "; ".join(texts) or None
 
     def expected(self, counts: Iterable[ExpectationCount]) -> None:
-        """Add the counts of a batch that is done."""
+        """Add the counts of a finished batch."""
         added(self.expectations, counts)
 
     def update(self, query: Any) -> None:
@@ -135,7 +137,7 @@ class FlowProgress:
         self.held(damaged=damaged, stopped=stopped)
 
     def take_begun(self, checkpoint: Checkpoint) -> None:
-        """Where the batch begins that a flow has not finished, if it has finished none yet."""
+        """Use the start of an unfinished batch as position, if no batch has finished yet."""
         if self._positions:
             return
         begun = checkpoint.unfinished_batch()
@@ -161,7 +163,7 @@ class FlowProgress:
 
 
 def damage_warning(damaged: Mapping[str, str]) -> str:
-    """What a flow does not read, what is wrong with it, and what to do."""
+    """The topics that a flow does not read, why, and what to do."""
     shown = [f"topic {topic!r} is left out: {text}" for topic, text in damaged.items()]
     more = f" (and {len(shown) - HELD_SHOWN_MAX} more topics)"
     return (
@@ -173,7 +175,7 @@ def damage_warning(damaged: Mapping[str, str]) -> str:
 
 @dataclasses.dataclass(kw_only=True)
 class FlowContext:
-    """What a flow needs to start."""
+    """The context for the start of a flow."""
 
     spark: Any
     bus: BusLocation
@@ -181,7 +183,7 @@ class FlowContext:
     trigger: dict[str, Any]
     """Keyword arguments of DataStreamWriter.trigger."""
     figures: FlowProgress = dataclasses.field(default_factory=FlowProgress)
-    """Takes the figures that Spark does not know."""
+    """Receives the figures that Spark does not have."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -203,11 +205,11 @@ class PipelineFlow:
     after: tuple[str, ...] = ()
     repeat_s: float | None = None
     news: threading.Event | None = None
-    """Set when there is something to do before `repeat_s` is over."""
+    """Set when there is work before `repeat_s` is over."""
     retried: tuple[str, ...] = ()
-    """Codes of errors after which it is tried again, besides failures that pass by themselves."""
+    """Codes of errors after which it is retried, in addition to transient failures."""
     retried_advice: str = ""
-    """What a user can do about these errors."""
+    """The advice for these errors."""
     reads: tuple[str, ...] = ()
     writes: str = ""
     inputs: tuple[str, ...] = ()
@@ -341,7 +343,7 @@ class FlowRunner:
             )
 
     def stop(self, deadline_s: float = _STOP_DEADLINE_S) -> bool:
-        """Stop all flows; False if some had not ended at the deadline, which their error says."""
+        """Stop all flows; False if some had not ended at the deadline, which their error states."""
         until_s = time.monotonic() + deadline_s
         with self._changed:
             self._stopping.set()
@@ -381,11 +383,11 @@ class FlowRunner:
                     self._set_state(run, "waiting")
                 elif not was_cut:
                     self._set_state(run, "done")
-        # If it is neither done nor failed. A flow that was to be retried keeps its error.
+        # If it is neither done nor failed. A flow that was waiting for a retry keeps its error.
         self._set_state(run, "stopped", run.figures.error)
 
     def _pause(self, run: _FlowRun, pause_s: float) -> bool:
-        """Wait, until there is news unless the flow has failed; whether all flows stop."""
+        """Wait until there is new work (not after a failure); return whether all flows stop."""
         news = run.flow.news
         if news is None or run.failures_in_a_row:
             return self._stopping.wait(pause_s)
@@ -411,7 +413,7 @@ class FlowRunner:
         return False
 
     def _run_once(self, run: _FlowRun) -> bool:
-        """Run a batch flow, or a stream to its end; whether it was a stream."""
+        """Run a batch flow, or a stream to its end; return whether it was a stream."""
         run.failed_batch = None
         with self._starts:
             if self._stopping.is_set():
@@ -439,7 +441,7 @@ class FlowRunner:
         return True
 
     def _pause_after(self, run: _FlowRun, error: Exception) -> float | None:
-        """How long to wait before the next try; None to give up."""
+        """How long to wait before the next attempt; None to give up."""
         tries = run.failures_in_a_row
         is_retried = is_transient(error) or clean_cause(error).startswith(run.flow.retried)
         if not is_retried or (not self._continuous and tries >= len(_BACKOFF_S)):

@@ -1,7 +1,7 @@
-"""How far flows are behind the log: one look at it serves all flows, however many topics they read.
+"""The lag of flows behind the log: one read of the log serves all flows and topics.
 
-The log is opened once and kept open. A look reads what the journal's indexes have got since the
-last one, and the notes and manifests that have changed.
+The log is opened once and kept open. An update reads the additions to the journal's indexes, and
+the changed metadata files and manifests.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from polybus.log.reading.offset_reader import OffsetReader
 
 
 class LogEnds:
-    """Where the topics of a data folder ended at the last look. For one thread."""
+    """The ends of the topics of a data folder at the last update. Not thread-safe."""
 
     def __init__(self, data: Path) -> None:
         self._data = data
@@ -23,7 +23,7 @@ class LogEnds:
         self._bounds: dict[str, Bounds] = {}
 
     def look(self, topics: Collection[str]) -> None:
-        """Look at these topics; those that are unknown or damaged have no end."""
+        """Update these topics; unknown or damaged ones have no end."""
         with contextlib.suppress(PolybusError):  # the folder has no log
             self._reader = self._reader or open_reader(self._data)
             try:

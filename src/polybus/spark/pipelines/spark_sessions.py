@@ -20,10 +20,10 @@ LOOKUPS_MAX = 5
 def open_session(
     data: Path, *, url: str | None = None, master: str = MASTER, memory: str = MEMORY
 ) -> Iterator[Any]:
-    """The session of a pipeline, which ends with the block, as do all that are derived from it.
+    """The session of a pipeline. It ends with the block, and so do sessions derived from it.
 
     Raises:
-        PolybusError: Java or PySpark is missing; `spark.server`, the server cannot run flows.
+        PolybusError: Java or PySpark is missing; `spark.server` if the server cannot run flows.
     """
     from polybus.spark.session import session, watch_java_yourself
 

@@ -40,7 +40,7 @@ _reported: set[tuple[Path | None, str | None]] = set()
 
 EMBEDDED_SETTINGS = {
     **CHECKPOINT_FILES,
-    # A pipeline runs for weeks: what Spark remembers of finished work must not grow.
+    # A pipeline runs for weeks: Spark's records of finished work must not grow.
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.ui.retainedJobs": "50",
@@ -108,7 +108,7 @@ def jvms() -> list[Jvm]:
 
 
 def watch_java_yourself() -> None:
-    """Leave it to the caller to end this process when its JVM has ended."""
+    """The caller will end this process when its JVM has ended."""
     for jvm in _jvms:
         jvm.leave_alone()
 
@@ -136,7 +136,7 @@ def is_local(master: str) -> bool:
 
 
 def _cores(master: str) -> int:
-    """The number of parallel tasks, as far as the master's address tells."""
+    """The number of parallel tasks, if the master's address says it."""
     if not is_local(master):
         return max(2, os.cpu_count() or 1)
     count = master.removeprefix("local").strip("[]").partition(",")[0]

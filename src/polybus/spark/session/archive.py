@@ -87,7 +87,7 @@ def start_making() -> subprocess.Popen[bytes] | None:
 
 
 def make(java: Java) -> Path | None:
-    """Record the archive, complete or not at all; None if it is off or another process does it."""
+    """Record the archive, atomically; None if it is off or another process records it."""
     path = archive_path(java)
     if path is None or path.exists():
         return path
@@ -105,7 +105,7 @@ def make(java: Java) -> Path | None:
         if not part.exists():
             return None
         part.rename(path)
-    # Other installations have archives of their own. The oldest are removed.
+    # Other installations have their own archives. The oldest are removed.
     archives = sorted(path.parent.glob("spark-*.archive"), key=lambda one: one.stat().st_mtime)
     for old in archives[:-ARCHIVES_MAX]:
         old.unlink(missing_ok=True)
@@ -113,7 +113,7 @@ def make(java: Java) -> Path | None:
 
 
 def train(part: Path) -> None:
-    """Run the standard pipeline once with a Java that records what it loads.
+    """Run the standard pipeline once with a Java that records the loaded classes.
 
     Raises:
         OSError, subprocess.SubprocessError: it did not start, or took too long.

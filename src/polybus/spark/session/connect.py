@@ -1,4 +1,4 @@
-"""Spark Connect (`sc://`): what a new session on a server needs, and whether it can run flows.
+"""Spark Connect (`sc://`): prepares new sessions on a server, and checks whether it can run flows.
 
 The files of a session reach the processes of a batch query, so a server without Polybus can read a
 topic. They do not reach the processes of streams: for these, Polybus must be installed.
@@ -63,7 +63,7 @@ def check_server(spark: Any, data: Path) -> None:
     """Check that streams can run on the server and write to our tables.
 
     Raises:
-        UsageError: `spark.server`, it has no Polybus, another version, or not the data folder.
+        UsageError: `spark.server` if it has no Polybus, another version, or not the data folder.
     """
     folder = (data / "pipeline").absolute()
     folder.mkdir(parents=True, exist_ok=True)

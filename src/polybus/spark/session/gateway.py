@@ -151,7 +151,7 @@ class Jvm:
         atexit.register(remove_scratch, self.scratch)
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._is_ending = threading.Event()
-        """The JVM ends because this process does, or somebody else watches it."""
+        """The JVM ends because this process does, or another part watches it."""
         self._is_said = threading.Event()
         atexit.register(self._leave)
         self._address = self.scratch / "gateway"
@@ -196,7 +196,7 @@ class Jvm:
                 os.write(2, line)
 
     def leave_alone(self) -> None:
-        """Do not end this process after the JVM: the caller does."""
+        """Do not end this process after the JVM: the caller does that."""
         self._is_ending.set()
 
     def kill(self) -> None:
@@ -206,7 +206,7 @@ class Jvm:
         self.process.wait()
 
     def _leave(self) -> None:
-        """Before the end of this process, let `_end_with_it` say if the JVM is the reason.
+        """Before this process exits, let `_end_with_it` report if the JVM is the reason.
 
         The system ends the connections of a killed JVM first, and then frees its memory.
         """
@@ -227,7 +227,7 @@ class Jvm:
         self._is_said.set()
         if _is_interactive():
             return
-        # A call of Spark fails now, and a program may handle that and end by itself.
+        # Calls of Spark fail now, and a program may handle that and exit.
         threading.main_thread().join(ENDED_TIMEOUT_S)
         if not threading.main_thread().is_alive():
             time.sleep(ENDED_TIMEOUT_S)

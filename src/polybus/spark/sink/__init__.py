@@ -147,7 +147,7 @@ def commit(
     Raises:
         UsageError: the bus refuses, with its own code; nothing is published.
         StorageError: `sink.checkpoint`, the checkpoint cannot be synced; nothing is published.
-        PolybusError: the bus is away; the batch may or may not be published.
+        PolybusError: the bus is unavailable; the batch may or may not be published.
     """
     staged = files_in(messages)
     if options.checkpoint is not None:
@@ -197,7 +197,7 @@ def publish(  # noqa: PLR0913 - all but the first named by the caller
 
     Raises:
         UsageError: the bus refuses, nothing is published; code and text say why.
-        PolybusError: the bus is away.
+        PolybusError: the bus is unavailable.
     """
     query, checkpoint = calling_query(df, batch_id)
     given = {
@@ -257,7 +257,7 @@ def _as_messages(df: Any, keys: Sequence[str]) -> Any:
 
 
 def _is_done(options: SinkOptions) -> bool:
-    """Whether the bus has the batch. False if it does not answer: then the commit finds out."""
+    """Whether the bus has the batch. False if it does not answer: the commit will find out."""
     with contextlib.suppress(PolybusError):
         last = options.location.call("GET", f"/v1/commits/{options.producer}")
         return bool(last["query"] == options.query and last["batch"] >= options.batch)

@@ -1,8 +1,8 @@
-"""The commit of staged files; of several nodes, at any that has all files of the batch.
+"""The commit of staged files; with several nodes, at any that has all files of the batch.
 
 Each task stages at two nodes, so one of them may die at any moment. If a node dies during the
 commit, the next one is asked: it ends the transaction of the other, and either finds that the batch
-is committed or commits it. So it is done once, whichever node did it.
+is committed or commits it. So it is done once, by any node.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ from polybus.spark.sink.staging import PATIENCE_S, StagedFile
 
 COMMIT_TIMEOUT_S = 900.0
 NODE_TIMEOUT_S = 300.0
-"""A machine that is gone does not say so; then another node is asked."""
+"""The timeout for a machine that is down; then another node is asked."""
 RETRIED = (*MOVES, "commit.fenced")
 
 
 def files_in(messages: Sequence[Any]) -> list[StagedFile]:
-    """What tasks have staged; Spark gives None for a task that failed."""
+    """The files that tasks have staged; Spark gives None for a failed task."""
     return [one for one in messages if one is not None and one.name is not None]
 
 
@@ -47,8 +47,8 @@ def commit_at_one(location: BusLocation, body: dict[str, Any], staged: Sequence[
 
     Raises:
         UsageError, StorageError: the bus refuses; nothing is published.
-        PolybusError: `sink.staging-lost`, no node has all files of the batch; or all that have
-            them are away, and the batch may or may not be published.
+        PolybusError: `sink.staging-lost` if no node has all files of the batch; or all nodes that
+        have them are unavailable, and the batch may or may not be published.
     """
     retry = Retry(PATIENCE_S, others=location.others)
     while True:
@@ -69,7 +69,7 @@ def commit_at_one(location: BusLocation, body: dict[str, Any], staged: Sequence[
             text = "no node has all rows of the batch: two or more died while it was written"
             raise PolybusError("sink.staging-lost", f"{text}; start the query again")
         if last.code == "commit.fenced":
-            # Another node still had the transaction; that has ended now.
+            # Another node still had the transaction, which has ended now.
             last = BusyError(last.code, last.text, retry_after_s=0.0)
         retry.wait(last)
 
@@ -77,7 +77,7 @@ def commit_at_one(location: BusLocation, body: dict[str, Any], staged: Sequence[
 def unstage(location: BusLocation, messages: Sequence[Any]) -> None:
     """Ask the bus to remove staged files; it does not if they are committed.
 
-    While the bus is away the files stay, and the bus removes them later.
+    While the bus is unavailable the files stay; it removes them later.
     """
     gone = set()
     for one in files_in(messages):

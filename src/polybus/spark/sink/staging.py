@@ -5,13 +5,13 @@ binary) and `headers` (a map, or an array of structs as in Kafka). Other columns
 ignored, so that one topic can be copied into another. All work is done a column at a time.
 
 If the data folder of the bus is on this machine, the file is written into it. Otherwise, or with
-the token of an account, it is written to a temporary file and uploaded: of several nodes to two,
-because a node commits only what is staged there, and only the task has the rows. The driver's
-commit makes the rows visible.
+the token of an account, it is written to a temporary file and uploaded: with several nodes to two
+of them, because a node commits only its own staged files, and only the task has the rows. The
+driver's commit makes the rows visible.
 
 Order of writes: the folders, the file, its rows; then fsyncs of the file and of every folder up to
-the data folder, and only then the name goes to the driver. A file that a crash leaves unfinished
-has a name that nobody knows, and the bus removes it after a day.
+the data folder, and only then the name is sent to the driver. No other process knows the name of a
+file that a crash leaves unfinished, and the bus removes it after a day.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ from polybus.spark.nodes import MOVES
 
 PIECE_BYTES = 4 << 20
 PATIENCE_S = 30.0
-"""How long a task, or the driver, waits for a bus that is away."""
+"""How long a task, or the driver, waits for an unavailable bus."""
 COPIES = 2
 """If there are several nodes, rows are staged at two: one may die before the commit."""
 _CREATE_ATTEMPTS = 5
@@ -156,7 +156,7 @@ def _column(name: str, text: str) -> UsageError:
 
 @dataclass
 class StagedFile(WriterCommitMessage):
-    """What a task has staged: a file, or None if it had no rows; and at which of several nodes."""
+    """The staged file of a task, or None if it had no rows; and the nodes that have it."""
 
     name: str | None
     producer: str
@@ -173,7 +173,7 @@ def stage(
 ) -> StagedFile:
     """Stage all rows of a writer, which is a producer and a query.
 
-    When this returns, the rows survive a power cut. If it raises, nothing is left behind.
+    When this returns, the rows survive a power cut. If it raises, no file is left.
 
     Raises:
         UsageError: `sink.column`; `topic.invalid`; `data.not-found`.
@@ -238,7 +238,7 @@ def _write(
 
 
 def _upload_copies(file: IO[bytes], location: BusLocation, path: str) -> tuple[str, ...]:
-    """Upload the file; of several nodes to COPIES of those that answer, which are returned."""
+    """Upload the file; with several nodes to COPIES of those that answer, which are returned."""
     if not location.others:
         _upload(file, location, path, patience_s=PATIENCE_S)
         return ()

@@ -47,7 +47,7 @@ _COLUMNS = {
     ),
 }
 VALUE_BYTES = "value_bytes"
-"""The size of the value in the log, which tells a value that was cut. Only the option `columns`
+"""The size of the value in the log, which shows whether a value was cut. Only the option `columns`
 selects it: the other columns are those of Kafka's source and a few more of the log."""
 REFERENCE = "reference"
 """The reference to a large payload, which `blob` reads. It is selected in the same way."""
@@ -59,7 +59,7 @@ PARTITION = 0
 VALUE_BYTES_MAX = 64 << 20
 """A larger value would not fit in the memory of a session of the default size."""
 CUT_BYTES = 1024
-"""What is left of a value that is cut; a smaller one is not cut, whatever the limit is."""
+"""The remaining bytes of a cut value; a smaller one is never cut, whatever the limit."""
 TRIGGER_DELAY_MS = 15 * 60 * 1000
 _TRIGGERS = {"stream_only": "only a stream has triggers"}
 _HOLDS = {"stream_only": "only a stream can hold a topic in place"}
@@ -149,7 +149,7 @@ class SourceOptions:
 
 
 def given_columns(options: Mapping[str, str]) -> tuple[str, ...]:
-    """The columns that a reader will have. Raises UsageError for most mistakes in the options."""
+    """The columns of a reader. Raises UsageError for most mistakes in the options."""
     given = values.given_options(SourceOptions, options, apart=_APART)
     return tuple(values.checked_values(SourceOptions, given).get("columns", COLUMNS))
 
@@ -158,7 +158,7 @@ def parse(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     """The options of a reader.
 
     Raises:
-        UsageError: see the module docstring; `data.not-found`, there is no log to read.
+        UsageError: see the module docstring; `data.not-found` if there is no log to read.
     """
     given = values.given_options(SourceOptions, options, apart=_APART)
     unfit = "batch_only" if streaming else "stream_only"

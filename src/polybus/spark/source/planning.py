@@ -35,10 +35,10 @@ from polybus.spark.source.positions import DataLoss
 
 _REFERENCE_FIELDS = ("id", "size", "sha256", "type")
 ROWS_MIN = 20_000
-"""Fewer rows are not worth a task of their own."""
+"""Fewer rows are not worth a separate task."""
 ROWS_MAX = 2_000_000
 BYTES_MAX = 128 << 20
-"""Both bound what a task reads, so that a failed task costs little."""
+"""These bound what a task reads, so that a failed task costs little."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Which topics are read, and where each begins and ends.
 
-The options decide where a query begins, the offset in the checkpoint where a stream resumes, and
-the bounds of the log what of that still exists. Missing messages are data loss.
+The options decide where a query begins; the offset in the checkpoint decides where a stream
+resumes; the bounds of the log show which messages still exist. Missing messages are data loss.
 
 Damaged topics are found before a batch is planned, and held in place while the others continue. The
 end offset of a batch is final once Spark has written it to its checkpoint: the batch runs again
@@ -31,13 +31,13 @@ logger = logging.getLogger("polybus.spark")
 _LOGGED_MAX = 1000
 CODES = ("log.damaged", "log.frozen")
 RECHECK_S = 10.0
-"""How long a damaged topic is left alone: each check reads the damaged range again."""
+"""How long a damaged topic is not checked again: each check reads the damaged range."""
 CHECK_ROWS = 500
-"""How exactly damage is located: up to this many intact messages before it are held too."""
+"""The precision of locating damage: up to this many intact messages before it are held too."""
 
 
 class DataLoss:
-    """What happens when messages are missing: an error, or a warning in the log, once each."""
+    """Handles missing messages: an error, or a warning in the log, once each."""
 
     def __init__(self, *, fail: bool) -> None:
         self._fail = fail
@@ -55,7 +55,7 @@ class DataLoss:
 
 @dataclass(frozen=True, slots=True)
 class TopicDamage:
-    """What is wrong with a topic; `offset` is where it is held, None if its bounds are unknown."""
+    """The damage of a topic; `offset` is where it is held, None if its bounds are unknown."""
 
     text: str
     offset: int | None
@@ -79,7 +79,7 @@ class HeldTopics:
 
     @property
     def texts(self) -> dict[str, str]:
-        """What is wrong, by topic."""
+        """The damage, by topic."""
         damages = {topic: damage.text for topic, damage in self._damages.items()}
         return dict(sorted((self._short | damages).items()))
 
@@ -108,7 +108,7 @@ class HeldTopics:
     def complete(
         self, found: Mapping[str, Bounds], ends: Mapping[str, TopicOffset]
     ) -> dict[str, Bounds]:
-        """Leave out the topics that end before what was already read: a file of them is missing.
+        """Leave out the topics that end before an already read offset: a file of them is missing.
 
         If reading went back to their end, it would repeat messages once the file is restored.
         """
@@ -161,12 +161,14 @@ class HeldTopics:
         return damage is not None and damage.offset is None and damage.is_recent()
 
     def check_complete(self, topic: str, bounds: Bounds | None, end: TopicOffset) -> None:
-        """Raises StorageError `log.damaged`: a batch that ran once waits for a missing file."""
+        """Raises StorageError `log.damaged` if a file is missing: a batch that ran once waits for
+        it.
+        """
         if text := self._missing(topic, bounds, end):
             raise StorageError("log.damaged", text)
 
     def _missing(self, topic: str, bounds: Bounds | None, end: TopicOffset) -> str:
-        """What a topic lacks that ends before a durable offset: no end moves back by itself."""
+        """The missing messages of a topic that ends before a durable offset, which is damage."""
         if self._fail or bounds is None or bounds.epoch != end.epoch or bounds.stop >= end.offset:
             return ""
         text = f"topic {topic!r}: messages before offset {end.offset} are missing from the log"
@@ -177,7 +179,7 @@ class HeldTopics:
         known = self._damages.get(topic)
         text = error.text
         if known is not None and known.offset == offset:
-            # The text names the range that was asked for: keep it, or each check looks like news.
+            # The text names the requested range: keep it, or each check would look like new damage.
             text = known.text
         else:
             logger.warning("topic %r is held in place: %s: %s", topic, error.code, text)
@@ -200,7 +202,7 @@ class TopicPositions:
     def matching(self, *, strict: bool = False) -> dict[str, Bounds]:
         """The bounds of the topics that are selected, exist and are not held.
 
-        Topics of `leaveOut` are not even looked at: they may be damaged.
+        Topics of `leaveOut` are not read at all: they may be damaged.
 
         Raises:
             UsageError: with `strict`: `topic.unknown`, a topic that is named does not exist.
@@ -254,7 +256,7 @@ class TopicPositions:
     def resting(
         self, ends: Mapping[str, TopicOffset], found: Mapping[str, Bounds]
     ) -> dict[str, TopicOffset]:
-        """Those of the topics that were read to their end and have got nothing since."""
+        """The topics that were read to their end and have no newer messages."""
         stopped = self.stopped(ends)
         return {
             topic: end
@@ -291,7 +293,7 @@ class TopicPositions:
         return begun
 
     def stopped(self, ends: Mapping[str, TopicOffset]) -> dict[str, StoppedTopic]:
-        """Those of the topics that a batch of the standard pipeline has left out."""
+        """The topics that a batch of the standard pipeline has left out."""
         folder = self.options.stopped_in
         noted = {} if folder is None else stopped_topics.read(folder)
         return {
@@ -301,7 +303,7 @@ class TopicPositions:
         }
 
     def kept(self, ends: Mapping[str, TopicOffset]) -> dict[str, TopicOffset]:
-        """Where topics stay that are left out of a plan: where they were, or are put back to."""
+        """The offsets of topics that a plan leaves out: unchanged, or rewound."""
         back = {
             topic: TopicOffset(one.epoch, one.offset, one.offset, again=True)
             for topic, one in self.stopped(ends).items()
@@ -311,7 +313,7 @@ class TopicPositions:
     def rewind_stopped(
         self, begun: dict[str, TopicOffset], found: Mapping[str, Bounds]
     ) -> dict[str, str]:
-        """Put topics that the standard pipeline has stopped back to where they continue.
+        """Rewind topics that the standard pipeline has stopped to where they continue.
 
         Returns those that are still stopped, each with what to do.
         """

@@ -4,8 +4,8 @@ A batch is planned in a worker process of its own, with the filters that Spark p
 applies every filter again: here it only excludes topics, offsets, files, row groups and commits
 that cannot have a row that passes it.
 
-The offsets of a stream come from the log and the checkpoint only. Its reader keeps nothing that a
-restart would miss: the target of `availableNow`, the time of the last batch, and what was logged.
+The offsets of a stream come from the log and the checkpoint only. Its reader keeps only state that
+a restart may lose: the target of `availableNow`, the time of the last batch, and what was logged.
 """
 
 import sys
@@ -42,7 +42,7 @@ _NUMBER_MAX = (1 << 63) - 1
 
 @dataclass(frozen=True)
 class Narrowed:
-    """What is left to read: offsets `start` to `stop`, topics that pass filters, some times."""
+    """The range to read: offsets `start` to `stop`, topics that pass filters, a time range."""
 
     start: int = 0
     stop: int = _NUMBER_MAX
@@ -54,7 +54,7 @@ class Narrowed:
 
 
 class PolybusReader(ds.DataSourceReader):
-    """Reads what the topics hold when it is planned."""
+    """Reads the messages that the topics hold when it is planned."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -77,7 +77,7 @@ class PolybusReader(ds.DataSourceReader):
 
 
 class FilteringReader(PolybusReader):
-    """Also leaves out what filters on offset, timestamp and topic exclude."""
+    """Also excludes messages by filters on offset, timestamp and topic."""
 
     def pushFilters(self, filters: list[ds.Filter]) -> Iterable[ds.Filter]:
         self._narrowed = narrow(filters)
@@ -102,7 +102,7 @@ def batch_reader(options: SourceOptions) -> PolybusReader:
 
 
 def narrow(filters: Iterable[ds.Filter]) -> Narrowed:
-    """What the conjunction of the filters leaves to read."""
+    """The range that the conjunction of the filters leaves to read."""
     narrowed = Narrowed()
     for one in filters:
         match getattr(one, "attribute", ()):
@@ -193,7 +193,7 @@ class PolybusStreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         positions, before = self._positions, from_json(start)
         held, every = positions.held, positions.matching()
-        # Of many topics most have nothing new: these cost a comparison each, and nothing else.
+        # Most of many topics have no new messages: these cost only a comparison each.
         resting = positions.resting(before.topics, every)
         moving = {topic: end for topic, end in before.topics.items() if topic not in resting}
         fresh = {topic: bounds for topic, bounds in every.items() if topic not in resting}

@@ -1,1 +1,1 @@
-"""A bus under test: its process, and what stands between it and its disk and clock."""
+"""A bus under test: its process, and the shim between it and its disk and clock."""

@@ -1,4 +1,4 @@
-"""A real bus in a process of its own, on a folder of its own, that can be ended in every way."""
+"""A real bus in its own process and folder, which can be ended in every way."""
 
 import asyncio
 import contextlib
@@ -42,7 +42,7 @@ SETTINGS: dict[str, Any] = {
     "msgstream": {"heartbeat-s": 1},
 }
 NOT_SERVED = "?"
-"""The first character of a text that says why there is no payload."""
+"""The first character of a text that says why a payload is missing."""
 _READY = re.compile(r"ready: tcp://127\.0\.0\.1:(\d+) udp://127\.0\.0\.1:(\d+) tcp://\S+:(\d+) ")
 
 
@@ -78,7 +78,7 @@ class BusChild:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def spawn(self, *, warm: bool = True) -> None:
-        """Start a bus and do not wait for it; a warm one has imported everything already."""
+        """Start a bus without waiting for it; a warm one has already imported everything."""
         if warm:
             self.process = WarmProcess(self._config, self._log, self.environment)
             return
@@ -93,7 +93,7 @@ class BusChild:
             )
 
     async def start(self, *, warm: bool = True) -> bool:
-        """Start a bus; whether it is ready. It has ended if not."""
+        """Start a bus; return whether it is ready. If not, it has ended."""
         self.spawn(warm=warm)
         return await self.ready()
 
@@ -174,23 +174,25 @@ class BusChild:
     def memory_bytes(self) -> int:
         assert self.process is not None
         status = Path(f"/proc/{self.process.pid}/status").read_text()
-        # Without pages of files, which the kernel takes back when it needs them.
+        # Without pages of files, which the kernel can reclaim.
         found = re.findall(r"Rss(?:Anon|Shmem):\s+(\d+) kB", status)
         return sum(map(int, found)) << 10
 
     def measure_memory(self) -> None:
-        """What the bus takes from now on is growth."""
+        """Measure the memory; growth counts from here."""
         self._ready_bytes = self.memory_bytes()
 
     def grown_bytes(self) -> int:
-        """What the bus has taken since it was ready or measured; of a stopped bus, in the end."""
+        """How much the bus has grown since it was ready or measured; the last value if it is
+        stopped.
+        """
         if self.process is not None and self._ready_bytes:
             with contextlib.suppress(OSError):
                 self._grown_bytes = self.memory_bytes() - self._ready_bytes
         return self._grown_bytes
 
     async def settle(self) -> None:
-        """Wait until the bus has given back what it took, as long as that may take."""
+        """Wait until the bus has returned its memory, for as long as that may take."""
         for _ in range(round(SETTLE_S_MAX / 0.1)):
             if self.process is None or self.grown_bytes() <= GROWTH_BYTES_MAX:
                 break
@@ -239,12 +241,12 @@ class BusChild:
                 offset = answer["next"]
 
     async def verified(self) -> VerifyReport | str:
-        """What `polybus verify` says of the stopped bus; a text if it cannot."""
+        """The report of `polybus verify` for the stopped bus; a text if it fails."""
         try:
             await asyncio.to_thread(self.await_orphans)
             return await asyncio.to_thread(verify, self.data)
         except Exception as error:
-            # Whatever it raises is a finding.
+            # Any exception is a finding.
             return f"verify raised {type(error).__name__}: {error}"
 
 
@@ -257,7 +259,7 @@ async def ask_on(connection: HttpConnection, method: str, path: str, body: Any =
 
 
 async def _text_of(connection: HttpConnection, message: dict[str, Any]) -> str:
-    """The text of a message; of a blob that is not served, why, and its id."""
+    """The text of a message; for a blob that is not served, the reason and its id."""
     reference = message.get("reference")
     if reference is None:
         return str(message.get("text", "?"))

@@ -1,4 +1,4 @@
-"""The library that stands between a bus and its disk and clock (shim.c), and its control."""
+"""The preloaded library (shim.c) between a bus and its disk and clock, and its control."""
 
 import ctypes
 import mmap
@@ -83,7 +83,7 @@ class Shim:
 
     @property
     def failures(self) -> int:
-        """How many operations the present fault has let fail."""
+        """How many operations the current fault has made fail."""
         control = self._control
         past = int(control.error_matches - control.error_after)
         return max(0, min(past, int(control.error_count)))
@@ -109,28 +109,28 @@ class Shim:
         control.end_at = operation if pattern else self.operations + operation
 
     def end_with(self, process: int) -> None:
-        """Let this process end, too, when the end comes."""
+        """End this process, too, when the bus ends."""
         self._control.end_how = process
 
     def cut_power(self) -> None:
-        """From now on no change ends."""
+        """From now on no change succeeds."""
         self._control.off = 1
 
     def go_on(self) -> None:
-        """Nothing ends any more, unless it has already."""
+        """Cancel the planned end, unless it has happened."""
         self._control.end_at = 0
 
     def reset(self) -> None:
-        """The power is on, and nothing ends any more."""
+        """Switch the power on, and cancel the planned end."""
         self._control.off = self._control.end_at = 0
 
     def fail(
         self, error: int, operations: int, pattern: str, *, after: int = 0,
         count: int = 1 << 40, partial: bool = False,
     ) -> None:  # fmt: skip
-        """Let `count` operations on matching paths fail, after `after` of them.
+        """Make `count` operations on matching paths fail, after `after` of them.
 
-        `partial` lets the first write be short instead.
+        `partial` makes the first write short instead.
         """
         control = self._control
         control.error = 0
@@ -144,7 +144,7 @@ class Shim:
         self._control.error = 0
 
     def shift_clock(self, seconds: float) -> None:
-        """Let the bus's clock be this far from the real one."""
+        """Shift the bus's clock by this much from the real one."""
         self._control.clock_ns = round(seconds * 1e9)
 
     def forget(self) -> None:

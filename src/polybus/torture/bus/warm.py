@@ -1,10 +1,10 @@
-"""Starts buses from a process that has imported Polybus already.
+"""Starts buses by forking a process that has already imported Polybus.
 
 `python -m polybus.cli serve` spends most of a second on imports. Here `multiprocessing`'s fork
-server imports once, and a bus is a fork of it. Apart from that it is the bus of any other start.
+server imports once, and a bus is a fork of it. Apart from that it is like any other bus.
 
-The fork server has the library of control.py loaded, which does nothing there: a bus whose disk or
-clock is to fail attaches it to its own control after the fork.
+The fork server has the library of control.py loaded, which is inactive there: a bus whose disk or
+clock should fail attaches it to its own control after the fork.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ _POLLING = threading.Lock()
 def start_server() -> None:
     """Start this process's fork server, if it has none yet, with the library if it compiles."""
     before = os.environ.get(PRELOAD)
-    # Without a compiler no fault is asked for that needs it.
+    # Without a compiler, no requested fault needs it.
     with contextlib.suppress(BenchError):
         os.environ[PRELOAD] = str(library())
     try:
@@ -60,7 +60,7 @@ def start_server() -> None:
 
 
 class WarmProcess:
-    """A bus, with as much of `subprocess.Popen` as `BusChild` needs."""
+    """A bus, with the part of the `subprocess.Popen` interface that `BusChild` needs."""
 
     def __init__(self, config: Path, log: Path, environment: Mapping[str, str]) -> None:
         """`environment` is that of a Shim, or empty."""
@@ -109,7 +109,7 @@ def _serve(
 ) -> None:
     """Runs in the new process: become `polybus serve`, in the group of whoever asked."""
     os.setpgid(0, group)
-    # Nothing that was imported becomes garbage: the collector need not look at it.
+    # Imported objects never become garbage, so the collector can ignore them.
     gc.freeze()
     opened = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(ready.fileno(), 1)

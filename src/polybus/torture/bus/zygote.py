@@ -85,7 +85,7 @@ class ForkedProcess:
 def _fork_for(bus_socket: socket.socket, bus: int) -> None:
     """The zygote: until the bus ends."""
     devnull = os.open(os.devnull, os.O_RDWR)
-    # The bus tells on its own that it is ready, or has ended.
+    # Close the bus's standard streams: their end shows that the bus itself has ended.
     os.dup2(devnull, 0)
     os.dup2(devnull, 1)
     while True:

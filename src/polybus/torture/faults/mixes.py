@@ -1,7 +1,7 @@
-"""Faults at the same time: a kill in a storm, and a flip in a file that may be given up.
+"""Simultaneous faults: a kill in a storm, and a flip in an expendable file.
 
-Such a file is made again from the others, or has nothing of the messages: every message with a
-receipt is there afterwards.
+Such a file is rebuilt from others, or has no messages: every message with a receipt exists
+afterwards.
 """
 
 import asyncio

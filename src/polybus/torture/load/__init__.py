@@ -1,1 +1,1 @@
-"""What a bus does while faults happen, and what it promised to whom."""
+"""The load on a bus while faults happen, and the ledger of its promises."""

@@ -1,7 +1,7 @@
-"""What was sent and what was promised: the truth that the bus is held against.
+"""Ledgers of what was sent and promised, against which a bus is checked.
 
-A value says who wrote it and its number, and nothing else: `value_of` makes it again. So a value
-that nobody sent is known at once, and the numbers of a writer in a topic must ascend.
+A value consists of its writer and number: `value_of` recomputes it. So a value that was never sent
+is recognised, and the numbers of a writer in a topic must ascend.
 """
 
 import hashlib
@@ -48,7 +48,7 @@ class MessageLedger:
         """The first number of each connection of a writer but its first."""
 
     def connected(self, writer: str) -> None:
-        """What the writer takes from now on goes over another connection."""
+        """The writer's next values go over another connection."""
         for (topic, name), tried in self._tried.items():
             if name == writer:
                 self._begun[topic, name].append(tried)
@@ -165,7 +165,7 @@ class SessionLedger:
                 )
 
     def missing(self, topics: Iterable[str]) -> list[tuple[str, str]]:
-        """What was promised to the session and has not come yet."""
+        """Promised contents that the session has not received yet."""
         wanted = {(topic, text) for topic in topics for text in self._messages.receipted[topic]}
         wanted |= {(DIRECT, text) for text in self.pushed}
         return sorted(wanted - self.seen)

@@ -1,4 +1,4 @@
-"""The load on a bus: writers on every protocol, a session, transactions, topics that come and go.
+"""The load on a bus: writers on every protocol, a session, transactions, topic changes.
 
 The stores beside the log, as accounts and large payloads, have a load of their own (stores.py).
 It continues until the bus dies or `stopping` is set. Everything that was promised is in the
@@ -47,7 +47,7 @@ LoadJob = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Load:
-    """What the clients of one data folder do and were promised, over many buses."""
+    """The clients of one data folder over many buses, with the promises that they got."""
 
     def __init__(
         self,
@@ -244,7 +244,7 @@ class Load:
     # Checks of a bus that has just started.
 
     async def check(self) -> None:
-        """Hold what the bus has against the ledgers."""
+        """Compare the data of the bus with the ledgers."""
         try:
             for topic in TOPICS:
                 stored = (await self.child.messages(topic))[1]
@@ -264,7 +264,7 @@ class Load:
     ) -> None:
         """Deleted topics and sessions are gone. Raises PolybusError.
 
-        A topic whose proof of deletion is `damaged` may be listed as such.
+        A topic whose tombstone is `damaged` may be listed as damaged.
         """
         listed = await child.ask("GET", "/v1/topics")
         names = {

@@ -1,4 +1,4 @@
-"""What the loads beside that of messages have in common: their clients, and processes of users."""
+"""The base of loads other than messages: their clients, and users' processes."""
 
 import asyncio
 import ctypes
@@ -18,7 +18,7 @@ from polybus.torture.report import Findings
 
 @dataclass
 class SideLoad:
-    """What the clients of one data folder do and were promised, over many buses."""
+    """The clients of one data folder over many buses, with the promises that they got."""
 
     _child: BusChild
     _chance: random.Random

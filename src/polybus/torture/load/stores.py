@@ -1,7 +1,7 @@
 """The load on the stores beside the log: large payloads, accounts, consumers, a Delta table.
 
-As the rest of the load (load.py) it ends when the bus dies, and the next bus is held against what
-was promised. A request that got no answer may have been done or not.
+Like the rest of the load (load.py) it ends when the bus dies, and the next bus is checked against
+its promises. A request that got no answer may have been done or not.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ RETRIED = ("blob.arriving", "blob.position")
 
 @dataclass
 class KnownAccount:
-    """An account that is there, with what it has: a token, a message and a large payload."""
+    """An existing account with a token, a message and a large payload."""
 
     token: str
     value: str
@@ -202,7 +202,7 @@ class StoresLoad(SideLoad):
     # Checks.
 
     async def check(self) -> None:
-        """Hold what the bus has against what was promised. Raises PolybusError."""
+        """Compare the data of the bus with its promises. Raises PolybusError."""
         for blob_id, state in (await served_blobs(self._child, self.blobs)).items():
             if state != RIGHT:
                 kind = "phantoms" if state == WRONG else "lost"
@@ -228,7 +228,7 @@ class StoresLoad(SideLoad):
             self._findings.violated("lost", f"the password of account {name}")
 
     async def served_accounts(self, child: BusChild) -> dict[str, str]:
-        """What a bus makes of the accounts that are there: RIGHT, WRONG, or what is missing."""
+        """The state of each existing account on a bus: RIGHT, WRONG, or what is missing."""
         return {name: await _served_account(child, one) for name, one in self.accounts.items()}
 
     async def check_deleted(
@@ -324,7 +324,7 @@ async def _ask(
 async def served_blobs(
     child: BusChild, blob_ids: Collection[str], *, token: str = ""
 ) -> dict[str, str]:
-    """What a bus makes of large payloads: RIGHT, WRONG, or why it does not serve one."""
+    """The state of large payloads on a bus: RIGHT, WRONG, or why one is not served."""
     found = {}
     async with child.connected(Credentials("", token) if token else None) as connection:
         for blob_id in blob_ids:

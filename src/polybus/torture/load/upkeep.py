@@ -1,4 +1,4 @@
-"""The load on what removes and what copies messages: retention, and backups of the running bus."""
+"""The load on retention, and on backups of the running bus."""
 
 import asyncio
 import contextlib
@@ -75,7 +75,7 @@ class UpkeepLoad(SideLoad):
     # Backups.
 
     async def _back_up(self) -> None:
-        """A copy of the running bus has what had a receipt before, and is intact."""
+        """Check that a copy of the running bus is intact and has all receipted messages."""
         if self._chance.random() >= BACKUPS_SHARE:
             return
         await asyncio.sleep(self._chance.uniform(0, 0.3))

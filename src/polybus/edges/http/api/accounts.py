@@ -133,10 +133,10 @@ async def create(call: Call, body: NewAccount) -> AccountView:
 
 
 async def sign_up(call: Call) -> SignedUp:
-    """Create an account for oneself."""
+    """Create an account for the caller."""
     state = call.state
     if not state.config.accounts.signup:
-        # As a path that does not exist, whatever the body is.
+        # Answer as for an unknown path, whatever the body is.
         raise UsageError("http.not-found", "Not Found")
     body = await call.json(SignUp)
     account_name(body.name)
@@ -146,7 +146,7 @@ async def sign_up(call: Call) -> SignedUp:
     except UsageError as error:
         if error.code not in ("account.exists", "account.taken"):
             raise
-        # The texts of the two differ, and one names a topic of the default account.
+        # The two errors have different texts, and one names a topic of the default account.
         raise UsageError("account.exists", "the name is taken; choose another") from None
     call.changes(account.name)
     return SignedUp(account.name)
@@ -181,7 +181,7 @@ async def grant(call: Call, body: NewGrant) -> None:
 
 
 async def revoke(call: Call, body: OldGrant) -> None:
-    """Take a grant back; sessions and connections leave the topics."""
+    """Revoke a grant; sessions and connections leave the topics."""
     await call.state.accounts.apart(
         call.state.accounts.revoke, _name(call), body.to.lower(), body.topics
     )
@@ -207,11 +207,11 @@ def _created(call: Call, account: str, token: str) -> TokenCreated:
 
 
 async def make_own_token(call: Call, body: NewToken) -> TokenCreated:
-    """Make a token for the account that one is logged in to by its password."""
+    """Make a token for the account that the caller logged in to by its password."""
     access = call.access
     if access.token is not None or call.is_admin or access.account == names.ACCOUNT:
-        # A token could give itself more rights, or more time, and whoever is the default account
-        # without a login could be it from anywhere.
+        # A token could give itself more rights, or more time, and a user of the default account
+        # without a login could then use it from anywhere.
         raise denied("only accounts that logged in by a password may make a token")
     token = await call.state.accounts.apart(
         call.state.accounts.store.make_token,

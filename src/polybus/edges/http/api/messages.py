@@ -138,7 +138,8 @@ async def fetch(call: Call, topic: str, query: FetchQuery) -> Annotated[Response
     if ARROW in call.request.headers.get("accept", ""):
         schema = _schema(query)
         pieces = _pieces(log, topic, epoch, _ReadCursor(offset, *_limits(query)))
-        # Read the first piece before the status is sent: a bad offset is still a problem then.
+        # Read the first piece before the status is sent, so that a bad offset becomes an error
+        # response.
         first = await asyncio.to_thread(next, pieces, None)
         shape = _RowShape(schema, shown, mask, query.cut_bytes)
         return DownloadResponse(_arrow(first, pieces, shape), media_type=ARROW)
@@ -181,7 +182,7 @@ def _schema(query: FetchQuery) -> pa.Schema:
 
 @dataclass(frozen=True, slots=True)
 class _RowShape:
-    """How the rows of an Arrow stream look: columns, name of the topic, what is hidden or cut."""
+    """The shape of an Arrow stream's rows: columns, name of the topic, mask, size limit."""
 
     columns: pa.Schema
     topic: str
@@ -215,7 +216,7 @@ def _begin(log: Log, topic: str, query: FetchQuery) -> int:
     if len(given) > 1:
         raise PeerError("http.query", "give only one of offset, time and from")
     if log.arrives_late:
-        # What another node has given a receipt for is in the answer.
+        # Include messages for which another node has given a receipt.
         log.catch_up(topic)
     if query.offset is not msgspec.UNSET:
         return query.offset
@@ -260,7 +261,7 @@ def _pieces(log: Log, topic: str, epoch: int, cursor: _ReadCursor) -> Iterator[l
                 cursor.messages_max -= count
         if not piece:
             if log.bounds(topic).epoch == epoch:
-                # What is left has no messages.
+                # The rest of the range has no messages.
                 cursor.next = max(cursor.next, stop)
             return
         yield piece
@@ -297,7 +298,7 @@ def stored_messages(batch: Batch, mask: TopicMask | None = None) -> Iterator[Sto
     """The messages of a batch, without what the mask hides."""
     rows = batch.stored
     if rows is None:
-        # Not through Arrow: messages that were published one by one are a batch each.
+        # Not through Arrow: messages that were published one by one are one batch each.
         time = _EPOCH + timedelta(microseconds=batch.timestamp_us)
         times = [time.isoformat(timespec="microseconds")] * len(batch)
         protocols = [batch.protocol] * len(batch)
@@ -356,7 +357,7 @@ async def _arrow(
     pieces: Iterator[list[Batch]],
     shape: _RowShape,
 ) -> AsyncIterator[bytes]:
-    """An Arrow IPC stream, a piece at a time: nothing is built whole in memory."""
+    """An Arrow IPC stream, a piece at a time: it is never completely in memory."""
     sink = io.BytesIO()
     with pa.ipc.new_stream(sink, shape.schema) as writer:
 
@@ -380,7 +381,7 @@ def _named(rows: pa.RecordBatch, shown: str) -> pa.RecordBatch:
 
 
 def _take(sink: io.BytesIO) -> bytes:
-    """What was written since the last call."""
+    """The bytes written since the last call."""
     data = sink.getvalue()
     sink.seek(0)
     sink.truncate()

@@ -1,7 +1,7 @@
-"""/v1/connections and /v1/session: who is connected, which inboxes wait, and ending one of them.
+"""/v1/connections and /v1/session: lists connections and sessions, and ends them.
 
-An account sees its own, and administrators see all. They may end what they see. A token sees no
-name of a topic that it may not read, and needs the right `administer` to end something.
+An account sees its own, and administrators see all. They may end what they see. A token sees only
+names of topics that it may read, and needs the right `administer` to end something.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from polybus.services.sessions.session import Session
 LIMIT_MAX = 10_000
 TOPICS_SHOWN_MAX = 20
 SLICE = 500
-"""Peers per piece: some milliseconds of work, then others run."""
+"""Peers per piece: some milliseconds of work, then other tasks run."""
 _SALT = secrets.token_bytes(16)
 
 
@@ -107,7 +107,7 @@ async def _member(call: Call) -> Translator:
 
 
 async def _members(viewer: Viewer) -> AsyncIterator[Translator]:
-    """The peers that somebody may see; others run meanwhile."""
+    """The peers that the viewer may see; other tasks run meanwhile."""
     for index, member in enumerate(viewer.state.members()):
         if index % SLICE == SLICE - 1:
             await asyncio.sleep(0)
@@ -118,7 +118,7 @@ async def _members(viewer: Viewer) -> AsyncIterator[Translator]:
 
 
 def _is_ending(member: Translator) -> bool:
-    """Whether it is closed for the bus, and only waits for its peer to read the last bytes."""
+    """Whether the bus has closed it, and it only waits for the peer to read the last bytes."""
     peer: Any = member.peer
     return hasattr(peer, "is_closing") and bool(peer.is_closing())
 
@@ -215,7 +215,7 @@ def _session(call: Call) -> Session:
 
 
 def _managed_session(call: Call) -> Session:
-    """As `_session`. Raises UsageError `auth.denied`, the caller may see it and not end it."""
+    """As `_session`. Raises UsageError `auth.denied` if the caller may see but not end it."""
     session = _session(call)
     call.check_manages(session.follows, "sessions")
     return session
@@ -235,7 +235,7 @@ async def end_session(call: Call) -> None:
 
 
 async def redeliver(call: Call) -> SessionView:
-    """Let a session's client connect again: it gets everything that it has not confirmed."""
+    """Make a session's client reconnect: it gets all unconfirmed packs again."""
     session = _managed_session(call)
     receiver = session.detach()
     if receiver is not None:

@@ -21,7 +21,7 @@ class TableRefresh(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PipelineAsked(msgspec.Struct):
-    """What was asked for; the state follows."""
+    """The accepted request; the state changes later."""
 
     asked: str
 
@@ -76,7 +76,8 @@ async def _ask(path: str, request: str) -> None:
         reader, writer = await asyncio.open_unix_connection(path)
         try:
             writer.write(f"POST {request} HTTP/1.0\r\ncontent-length: 0\r\n\r\n".encode())
-            # To its end: a driver that cannot send its whole answer does not do what it was asked.
+            # Read to its end: a driver that cannot send its whole answer does not execute the
+            # request.
             await reader.read()
         finally:
             writer.close()

@@ -56,7 +56,7 @@ class Published(msgspec.Struct):
 
 
 class StoredBlob(Published):
-    """The message that points at the payload, and the reference in it."""
+    """The message that refers to the payload, and the reference in it."""
 
     reference: Reference
 
@@ -215,7 +215,7 @@ async def publish_upload(
 
 
 async def gathered(call: Call, before_bytes: int = 0) -> AsyncIterator[bytes]:
-    """The body in pieces that are worth a write each; a part of the payload came before it.
+    """The body in pieces large enough for a write; an earlier part of the payload may precede it.
 
     Raises PeerError `http.body-too-large`.
     """

@@ -48,9 +48,9 @@ MEDIA: dict[str, Form] = {
 }
 ENDINGS = {"jsonl": "jsonl", "csv": "csv", "parquet": "parquet", "arrow": "arrows"}
 TRUNCATED = "polybus-truncated"
-"""The header that says whether a downloaded file lacks rows that the statement has."""
+"""The header that says whether a downloaded file lacks rows of the result."""
 AUDITED_CHARACTERS_MAX = 1000
-"""Of a statement, in `$audit`."""
+"""Maximum length of a statement in `$audit`."""
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
 
 
@@ -101,17 +101,17 @@ class SqlTopic(msgspec.Struct):
 
 
 class SqlNames(msgspec.Struct):
-    """What a statement may name."""
+    """The names that a statement may use."""
 
     topics: list[SqlTopic]
     tables: list[TableView]
     functions: list[str]
     truncated: bool
-    """There are more topics, and a statement may name them, too."""
+    """There are more topics, which a statement may also use."""
 
 
 class SearchQuery(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
-    """What to look for: all that is given must hold."""
+    """Search conditions: all given ones must hold."""
 
     text: Annotated[str, msgspec.Meta(max_length=1000)] = ""
     header: Annotated[str, msgspec.Meta(max_length=1000)] = ""
@@ -169,7 +169,7 @@ class Histogram(msgspec.Struct, rename="kebab"):
 
 
 async def sight_of(viewer: Viewer, text: str) -> Sight:
-    """What somebody may see of what a statement may name; others run meanwhile."""
+    """The topics and tables that a statement of this viewer may use; other tasks run meanwhile."""
     bare = text.lower().replace('"', "").replace("`", "")
     access = viewer.access
     found = {}
@@ -199,7 +199,7 @@ async def run_sql(call: Call, body: SqlQuery) -> Annotated[Response, SqlAnswer]:
     rows_max = min(body.rows_max, call.state.config.queries.rows_max)
     job = SqlJob(body.query, await sight_of(call, body.query), rows_max, form)
     name = f"{call.access.account}/{body.id}" if body.id else secrets.token_hex(8)
-    # Before it runs: one that never ends, or fails, has read much, too.
+    # Before it runs: one that never ends, or fails, may have read much, too.
     shown = {"query": body.query[:AUDITED_CHARACTERS_MAX]}
     await call.state.audit.record(call.who, "sql-run", "sql", shown)
     if form != "json":
@@ -209,13 +209,13 @@ async def run_sql(call: Call, body: SqlQuery) -> Annotated[Response, SqlAnswer]:
 
 
 async def stop_sql(call: Call) -> None:
-    """Stop a statement that runs."""
+    """Stop a running statement."""
     if not call.state.queries.stop(f"{call.access.account}/{call.path['id']}"):
         raise UsageError("sql.unknown", "no statement of this id runs; it may have ended")
 
 
 async def names(call: Call) -> SqlNames:
-    """What a statement may name: topics, tables and their columns."""
+    """The names that a statement may use: topics, tables and their columns."""
     access = call.access
     columns = [name for name in SCHEMA.names if name != "epoch"] + ["epoch", "date"]
     readable = filter(access.may_read, call.state.bus.topic_names(system=True))
@@ -317,7 +317,7 @@ async def export(call: Call, topic: str, query: ExportQuery) -> Annotated[Respon
     job = _search(call, topic, query, query.format)
     name = secrets.token_hex(8)
     answer = await _download(call, job, query.format, call.access.shown(topic), None, name)
-    # A file for the disk, whatever it has: a browser must not show it as a page.
+    # Always an attachment: a browser must not show it as a page.
     answer.headers["content-type"] = OCTETS
     return answer
 
@@ -325,7 +325,7 @@ async def export(call: Call, topic: str, query: ExportQuery) -> Annotated[Respon
 async def histogram(
     call: Call, topic: str, query: HistogramQuery
 ) -> Annotated[Response, Histogram]:
-    """How many messages came when."""
+    """The number of messages over time."""
     await call.state.context.durability.wait()
     start_us, stop_us = _time_us(query.from_), _time_us(query.to)
     job = HistogramJob(topic, start_us, stop_us, query.bins)
@@ -353,7 +353,8 @@ async def _download(
     answers = call.state.queries.run(job, time_s=time_s, name=name)
     watching = asyncio.ensure_future(_stop_with_client(call, name))
     try:
-        # The first frame before the status is sent: what is wrong is still a problem then.
+        # Read the first frame before the status is sent, so that a failure becomes an error
+        # response.
         _, note = await anext(answers)
     finally:
         watching.cancel()

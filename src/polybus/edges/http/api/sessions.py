@@ -62,13 +62,16 @@ async def put_topics(call: Call, session: Session, body: SessionTopics) -> Sessi
 
 
 def _check_unlimited(call: Call) -> None:
-    """A pack looks like a message of any topic. Raises UsageError `auth.denied`."""
+    """Refuse tokens that are limited to topics. Raises UsageError `auth.denied`.
+
+    A pack can imitate a message of any topic.
+    """
     if call.access.token is not None and call.access.token.topics:
         raise denied("a token that is limited to topics may not send packs")
 
 
 def _check_quota(call: Call) -> None:
-    """A pack is stored as a message is. Raises UsageError `account.rate`, `account.bytes`."""
+    """A pack counts as a message. Raises UsageError `account.rate`, `account.bytes`."""
     check_quota(call.access, call.state.context.clock_us())
     call.state.accounts.configs.storage.check(call.access.account)
 

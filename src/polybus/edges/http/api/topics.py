@@ -26,7 +26,7 @@ PositiveBytes = Annotated[int, msgspec.Meta(gt=0, le=1 << 62)]
 SLASH = "the name of a topic must not contain /"
 ENDS_MAX = 8
 SLICE_TOPICS = 500
-"""Topics per piece: some milliseconds of work, then others run."""
+"""Topics per piece: some milliseconds of work, then other tasks run."""
 
 
 class NewTopic(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
@@ -77,7 +77,7 @@ class TopicState(msgspec.Struct, rename="kebab", omit_defaults=True, kw_only=Tru
 
 
 class TopicChange(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
-    """What is left out keeps its value; null is the retention of the bus."""
+    """Omitted fields keep their values; null means the retention of the bus."""
 
     retention_age_s: Positive | None | msgspec.UnsetType = msgspec.UNSET
     retention_bytes: PositiveBytes | None | msgspec.UnsetType = msgspec.UNSET
@@ -106,7 +106,9 @@ class TopicList(msgspec.Struct):
 
 
 def state_of(call: Call, name: str, lag: int | None = None, *, in_list: bool = False) -> TopicState:
-    """Raises StorageError, the topic is damaged; not in a list, where it would hide the others."""
+    """Raises StorageError if the topic is damaged, except in a list, where it would hide the
+    others.
+    """
     bounds, damaged = Bounds(0, 0, 0), ""
     try:
         bounds = call.state.bus.log.bounds(name)
@@ -149,7 +151,7 @@ async def list_topics(call: Call, query: ListQuery) -> Annotated[Response, Topic
     pieces = []
     cluster = call.state.bus.log.cluster
     if query.durable and cluster is not None:
-        # An end never moves back, whichever node is asked next.
+        # An end must never move back, whichever node is asked next.
         await asyncio.to_thread(cluster.catch_up_all)
     lags = call.state.consumers.lags()
     async for found in _in_order(access, call.state.bus.topic_names(system=query.system)):
@@ -172,7 +174,7 @@ async def _in_order(
 ) -> AsyncIterator[list[tuple[str, str]]]:
     """Readable topics, each with its shown name, sorted by it, in pieces.
 
-    Others run between pieces and while sorting.
+    Other tasks run between pieces and while sorting.
     """
     runs: list[list[tuple[str, str]]] = []
     for first in range(0, len(found), SLICE_TOPICS):
@@ -207,7 +209,7 @@ def _new_name(call: Call, shown: str) -> str:
     """
     access = call.access
     if access.renames and "/" in shown:
-        # Of others or of its own: the answer tells nothing about them.
+        # The answer must not reveal whether the topic exists.
         raise UsageError("topic.invalid", SLASH)
     name = access.full(shown)
     owner = access.owner_of(name)
@@ -223,7 +225,7 @@ def _new_name(call: Call, shown: str) -> str:
 
 
 def _check_own(own: str) -> None:
-    """Refuse what a named account may not call a topic, as the bus does for the default one."""
+    """Refuse names that a named account may not use, as the bus does for the default account."""
     if "/" in own:
         raise UsageError("topic.invalid", SLASH)
     if names.is_reserved(own):
@@ -266,7 +268,7 @@ def _times(log: Log, topic: str) -> tuple[str | None, str | None]:
 
 
 def _time(log: Log, topic: str, offsets: Iterable[int]) -> str | None:
-    """When the message came in at the first of these offsets that a message is at or after."""
+    """The time of the first message at or after any of these offsets, in order."""
     for offset in offsets:
         # Retention, or a deletion, may be faster.
         with contextlib.suppress(UsageError):

@@ -1,7 +1,7 @@
-"""A message as each protocol delivers it: its bytes, and what every one of them means.
+"""A message as each protocol delivers it: its bytes and their meaning.
 
 The bytes are made by the protocols' own encoders. Their fields are found by reading the bytes again
-with the layout of docs/protocols, so that a field that does not fit is a bug that shows.
+with the layout of docs/protocols, so that a mismatch reveals a bug.
 """
 
 import struct

@@ -1,9 +1,9 @@
-"""What the pages that are open follow, computed once for all of them.
+"""What open pages follow, computed once for all of them.
 
 A channel that shows the state of the bus is computed when it is due, once for each account that
-looks at it, and only while somebody does. The tail of a topic is read from the end of its log a few
-times a second, at most `live-rows-per-s` messages, however many are published: nothing of it is on
-the way of a message. Messages beyond that are counted as skipped, those shown are the last ones.
+views it, and only while one does. The tail of a topic is read from the end of its log a few times a
+second, at most `live-rows-per-s` messages, no matter how many are published: it is not on the path
+of a message. Messages beyond that are counted as skipped, those shown are the last ones.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ logger = logging.getLogger("polybus.live")
 COMPLAIN_EVERY_S = 60.0
 TICK_S = 0.2
 SHOWN_BYTES_MAX = 16 << 10
-"""The tail shows no more of a value."""
+"""Bytes of a value that the tail shows."""
 TAIL = "tail"
 ENDED = "auth.ended"
 View = Callable[[Viewer, Mapping[str, str]], Awaitable[Any]]
@@ -71,14 +71,14 @@ class LiveSubscription:
         self.skipped = 0
 
     def send(self, data: bytes) -> None:
-        """Send what the channel has now."""
+        """Send the current data of the channel."""
         self.last = data
         head = b'{"id":%d,"channel":"%b","data":' % (self.number, self.channel.encode())
         self.client.send(head + data + b"}")
 
 
 class Tail:
-    """The end of one topic, and who follows it."""
+    """The end of one topic, and its followers."""
 
     def __init__(self, next_offset: int, epoch: int, rows_per_s: int) -> None:
         self.next_offset = next_offset
@@ -119,7 +119,7 @@ class LiveHub:
             raise PeerError("live.invalid", f"the channel is unknown; use one of {known}")
         else:
             self._following.setdefault(subscription.channel, []).append(subscription)
-            # At once: a page has something to show then.
+            # At once, so that a page can show it.
             self._due_s[subscription.channel] = 0.0
         if self._running is None or self._running.done():
             self._running = self._state.loop.create_task(self._run())
@@ -142,7 +142,7 @@ class LiveHub:
     # Running
 
     async def _run(self) -> None:
-        """Until nobody follows anything."""
+        """Run until there are no subscriptions."""
         while self._tails or any(self._following.values()):
             await self._attempt(TAIL, self._show_tails())
             await self._show_channels()
@@ -158,7 +158,7 @@ class LiveHub:
             now_s = self._state.loop.time()
             if now_s >= self._complain_s.get(what, 0.0):
                 self._complain_s[what] = now_s + COMPLAIN_EVERY_S
-                logger.exception("what pages follow cannot be shown: %s", what)
+                logger.exception("live figures cannot be computed: %s", what)
 
     async def _show_channels(self) -> None:
         now_s = self._state.loop.time()
@@ -195,7 +195,7 @@ class LiveHub:
             subscription.send(seen[key])
 
     def _watching(self, subscription: LiveSubscription) -> Viewer | None:
-        """The viewer of a subscription, if its page reads what it gets."""
+        """The viewer of a subscription, if its page reads its messages."""
         client = subscription.client
         viewer = client.viewer
         if viewer is None or client.is_paused:
@@ -266,7 +266,7 @@ class LiveHub:
         found = log.read_recent(topic, offset)
         if found is None:
             found = await asyncio.to_thread(log.read, topic, offset)
-        # More may have come while it was read: that is for the next time.
+        # More may have arrived meanwhile: that is for the next time.
         return [
             one if one.last_offset < stop else one.slice(0, stop - one.first_offset)
             for one in found
@@ -275,12 +275,12 @@ class LiveHub:
 
 
 def ended() -> UsageError:
-    """The error of a page whose login is over."""
+    """The error of a page whose login has ended."""
     return UsageError(ENDED, "your account, password or token is no longer valid")
 
 
 def _rows(batches: list[Batch], viewer: Viewer, text: str) -> bytes:
-    """Messages as JSON, those with a text in them."""
+    """Messages that contain a text, as JSON."""
     messages: list[StoredMessage] = []
     for batch in batches:
         mask = viewer.mask_of(batch.topic)

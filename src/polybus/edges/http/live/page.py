@@ -1,9 +1,9 @@
-"""WebSocket /v1/live: one connection of a page, with all that it follows.
+"""WebSocket /v1/live: one connection of a page, with all its subscriptions.
 
 Text frames are JSON. The client subscribes to channels under numbers of its choice, and gets
-`{"id", "channel", "data"}` for each; `live_hub` says what a channel has. A client that does not
+`{"id", "channel", "data"}` for each; `hub` has the channels. A client that does not
 read gets nothing more until it does, and is disconnected when it has read nothing between two
-pings. So a slow page costs the bus what its socket holds, and nothing else.
+pings. So a slow page costs the bus only its socket's buffer.
 """
 
 import asyncio
@@ -118,7 +118,7 @@ class LivePeer(Taker, WebSocketUpper):
             self._login_timer = self._state.loop.call_later(timeout_s, self._expect_login)
 
     def _enter(self, access: AccountAccess) -> None:
-        """Be an account without a login of its own, if that may have one more connection."""
+        """Use the account without a login, if that may have one more connection."""
         try:
             self._transport.count_for(access)
         except PolybusError as error:
@@ -227,20 +227,20 @@ class LivePeer(Taker, WebSocketUpper):
             self._transport.write(text_frame(json))
 
     def refuse(self, number: int | None, error: PolybusError) -> None:
-        """Say why a request, or what a subscription had, is not given."""
+        """Report why a request, or the data of a subscription, is refused."""
         about: dict[str, Any] = {} if number is None else {"id": number}
         about["error"] = {"code": error.code, "detail": error.text}
         self.send(msgspec.json.encode(about))
 
     def drop(self, number: int, error: PolybusError) -> None:
-        """End a subscription, and say why."""
+        """End a subscription, and report why."""
         if number in self.subscriptions:
             self._end(number)
             self.refuse(number, error)
             self._close_ended(error)
 
     def _close_ended(self, error: PolybusError) -> None:
-        """Close, as every protocol does, when the login is over and all errors were sent."""
+        """Close, as every protocol does, when the login has ended and all errors were sent."""
         if error.code == ENDED and not self.subscriptions:
             self.close(CloseCode.POLICY_VIOLATION, ENDED)
 

@@ -31,9 +31,9 @@ METRICS = "text/plain; version=0.0.4; charset=utf-8"
 PlainText = Annotated[Response, str]
 NOTES_MAX = 100
 NAMES = ("topic", "group")
-"""Labels that name what an account has."""
+"""Labels with names of an account's objects."""
 SLICE = 500
-"""Topics or lines per piece: some milliseconds of work, then others run."""
+"""Topics or lines per piece: some milliseconds of work, then other tasks run."""
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
@@ -86,7 +86,7 @@ def _ok(call: Call, *notes: str) -> Response:
 
 
 def _names(call: Call, name: str) -> bool:
-    """Whether the caller may see names of what belongs to an account."""
+    """Whether the caller may see names of an account's objects."""
     if is_administrator(call.state, call.request):
         return True
     return call.state.accounts.admin.owner_of(name) == names.ACCOUNT
@@ -102,16 +102,16 @@ async def metrics(call: Call) -> PlainText:
 
 
 def _read_families(data: Path, sees_bus: bool) -> list[Family]:
-    """What must be read from the disk. Flows are named after the topics of all accounts."""
+    """The metrics that are read from the disk. Flows have the names of topics of all accounts."""
     return [*disk_families(data), *(pipeline_families(data) if sees_bus else ())]
 
 
 async def render(
     state: HttpState, read: Sequence[Family] = (), knows: Callable[[str], bool] | None = None
 ) -> bytes:
-    """All metrics of the bus, with the names that `knows` lets through.
+    """All metrics of the bus, with only the names that `knows` allows.
 
-    With many topics it takes long: others run meanwhile.
+    With many topics it takes long, so other tasks run meanwhile.
     """
     lines: list[str] = []
     found = await _found(state, read)
@@ -202,7 +202,7 @@ def _consumers(state: HttpState) -> Iterator[tuple[str, str, str, Iterable[Sampl
         for topic in one.topics
         if topic.lag is not None
     ]
-    yield "consumer_lag", "gauge", "Messages a consumer has still to read.", lags
+    yield "consumer_lag", "gauge", "Messages that a consumer has yet to read.", lags
     rates: list[Sample] = [({"group": one.group}, one.rows_per_s) for one in views]
     yield "consumer_rows_per_second", "gauge", "Rows a consumer takes a second.", rates
     ages: list[Sample] = [({"group": one.group}, one.seen_s_ago) for one in views]

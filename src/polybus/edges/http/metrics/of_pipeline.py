@@ -24,7 +24,7 @@ class CountedExpectation(msgspec.Struct):
 
 
 class CountedFlow(msgspec.Struct):
-    """What is read of a flow."""
+    """The fields of a flow that are read."""
 
     pipeline: str = ""
     flow: str = ""
@@ -36,7 +36,7 @@ class _Status(msgspec.Struct):
 
 
 def pipeline_families(data: Path) -> list[Family]:
-    """The metrics of the pipeline. It blocks: for a thread."""
+    """The metrics of the pipeline. May block: call it on a thread."""
     samples: list[Sample] = [
         (
             {

@@ -1,7 +1,8 @@
 """OTLP: the metrics of the bus, sent to an OpenTelemetry collector as JSON over HTTP.
 
-They are those of /metrics, under the same names. A collector that does not answer costs nothing but
-a line in the log, when it begins and when it ends: what was not sent is in the next totals.
+They are those of /metrics, under the same names. A collector that does not answer only causes a
+line in the log at the beginning and the end of the outage: the next totals include what was not
+sent.
 """
 
 import asyncio

@@ -25,7 +25,7 @@ class JsonPath:
     stop: int
     steps: tuple[Step, ...]
     verbatim: str = ""
-    """A path in JSONPath that the statement gives itself, after the steps."""
+    """A literal JSONPath of the statement, after the steps."""
     is_text: bool = False
     is_colon: bool = False
     base: tuple[int, int] | None = None

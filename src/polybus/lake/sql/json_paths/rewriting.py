@@ -1,12 +1,12 @@
 """Paths into JSON in an SQL statement, the same on DuckDB and on Spark.
 
 `payload:order.id` is Spark's, and DuckDB takes it for an alias. `payload->'order'->>'id'` is
-DuckDB's. Both become what the engine has (dialects.py). A path of the first form follows the
-colon without a space; with a space it is an alias of DuckDB.
+DuckDB's. Both are rewritten to the engine's own syntax (dialects.py). A path of the first form
+follows the colon without a space; with a space it is an alias of DuckDB.
 
-A path without a cast is JSON, which neither engine compares, groups or sorts: DuckDB does it by the
-JSON's text, and Spark refuses. So where a path is not just a column of the result, it has the type
-that its place needs (`use_of` in uses.py).
+A path without a cast is JSON, which neither engine compares, groups or sorts: DuckDB uses the
+JSON's text, and Spark refuses. So a path that is not just a column of the result gets the type that
+its context needs (`use_of` in uses.py).
 """
 
 from dataclasses import replace
@@ -36,7 +36,7 @@ def for_spark(sql: str, *, is_parsed: bool = False) -> str:
 
 
 def rewritten(sql: str, dialect: Dialect) -> str:
-    """The statement with its paths as the engine has them."""
+    """The statement with its paths in the engine's syntax."""
     tokens = Tokens(sql, is_spark=dialect.is_spark)
     found = _paths_in(tokens)
     paths = [path for path in found if _is_outermost(path, found)]
@@ -99,7 +99,7 @@ def _expression(tokens: Tokens, path: JsonPath, use: Use, dialect: Dialect) -> s
 
 
 def _is_outermost(path: JsonPath, paths: list[JsonPath]) -> bool:
-    """Whether it is not in the base of another, which is rewritten by itself."""
+    """Whether it is not inside the base of another path, which is rewritten recursively."""
     return not any(other.first <= path.first and path.stop <= other.chain for other in paths)
 
 
@@ -141,7 +141,7 @@ def _path_at(tokens: Tokens, index: int) -> JsonPath | None:
 
 
 def _called(tokens: Tokens, index: int) -> JsonPath | None:
-    """The path of a call with a literal; any other is left to the engine."""
+    """The path of a call with a literal; other calls are left to the engine."""
     closed = tokens.closing.get(index + 1, index)
     parts = tokens.items(index + 2, closed)
     if len(parts) != 2 or parts[1][1] - parts[1][0] != 1 or not is_key(tokens, parts[1][0]):
@@ -212,7 +212,7 @@ def _with_colon(tokens: Tokens, path: JsonPath) -> JsonPath:
 
 
 def _with_arrow(tokens: Tokens, path: JsonPath) -> JsonPath | None:
-    """The path with one more arrow; None leaves the whole to DuckDB."""
+    """The path with one more arrow; None leaves the expression to DuckDB."""
     is_text = tokens[path.stop].low == "->>"
     after = replace(path, stop=path.stop + 2)
     return _with_key(tokens, after, path.stop + 1, is_text=is_text)

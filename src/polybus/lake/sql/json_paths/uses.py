@@ -1,4 +1,4 @@
-"""The type that a path into JSON needs, by its place in the statement.
+"""The type that a path into JSON needs, by its context in the statement.
 
 | place | type |
 |---|---|
@@ -32,7 +32,7 @@ _ITEM_AFTER = frozenset(("select", "distinct", "by", ","))
 
 
 class Use(Enum):
-    """What a path stands for."""
+    """How a path is used."""
 
     JSON = auto()
     ELEMENT = auto()
@@ -59,7 +59,7 @@ class SelectPath:
 
 
 def use_of(tokens: Tokens, first: int, stop: int, *, is_spark: bool) -> Use:
-    """What the path from token `first` to before `stop` stands for."""
+    """How the path from token `first` to before `stop` is used."""
     if tokens[stop].low == "::":
         return Use.JSON if is_spark else Use.TEXT
     left, right = first - 1, stop
@@ -166,7 +166,7 @@ def _in_clause(tokens: Tokens, left: int, right: int) -> Use | None:
 
 
 def _is_compared(tokens: Tokens, index: int) -> bool:
-    """Whether a query is the other side of a comparison: `x IN (SELECT …)`, `x = (SELECT …)`."""
+    """Whether a query is an operand of a comparison: `x IN (SELECT …)`, `x = (SELECT …)`."""
     opened = tokens.opener[index]
     before = tokens[opened - 1].low if opened > 0 else ""
     return before == "in" or before in _COMPARISONS

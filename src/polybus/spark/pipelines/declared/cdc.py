@@ -1,8 +1,8 @@
 """Auto CDC flows: how the rows of a stream become changes of a table, type 1 or 2.
 
 A flow reads its source, and each row becomes a change: the columns that the table keeps, the
-sequence number by which changes are ordered, and whether the row deletes its key. What the table
-then shows is decided in lake/dimension.py.
+sequence number by which changes are ordered, and whether the row deletes its key. lake/dimension.py
+decides what the table then shows.
 
 A batch of changes passes the driver, so a source without a limit of its own gets one.
 """
@@ -31,7 +31,7 @@ NO_KEY = "a key or the sequence number is null"
 
 @dataclass(frozen=True, kw_only=True)
 class ChangeRule:
-    """What an auto CDC flow declares. Expressions are SQL text or Columns."""
+    """The declaration of an auto CDC flow. Expressions are SQL text or Columns."""
 
     source: str
     keys: tuple[str, ...]
@@ -88,7 +88,7 @@ class ChangeRule:
         return Dimension(table, self.keys, self.has_history, tuple(tracked))
 
     def __str__(self) -> str:
-        """What the state of the table depends on."""
+        """The parameters on which the state of the table depends."""
         parts = [f"auto CDC type {2 if self.has_history else 1}", f"keys {', '.join(self.keys)}"]
         parts += [f"sequence {self.sequence}", f"deletes {self.deletes}"]
         tracked = [*self.tracked, *(f"not {name}" for name in self.except_tracked)]
@@ -127,7 +127,7 @@ def _refused(text: str) -> UsageError:
 def apply_changes(
     rows: CheckedRows, dimension: Dimension, *, writer: str, batch_id: int, checkpoint: Checkpoint
 ) -> None:
-    """Apply the changes of a batch that is not in the table. Those without a key are quarantined.
+    """Apply the changes of a batch that is not in the table. Rows without a key are quarantined.
 
     Raises:
         UsageError: `lake.schema`, a column has another type than in the table;

@@ -1,9 +1,9 @@
 """What changed in a pipeline since its last run, and which of its flows start over.
 
 A changed query may continue from an old checkpoint only if its sources, its state and its output
-are the same. Spark notices late, or not at all: a flow that reads another topic would use the old
-topic's offsets. So a fingerprint of each flow is stored beside its checkpoint (`flow.json`) and
-compared before the flow starts.
+are the same. Spark detects a mismatch late, or not at all: a flow that reads another topic would
+use the old topic's offsets. So a fingerprint of each flow is stored beside its checkpoint
+(`flow.json`) and compared before the flow starts.
 """
 
 import re
@@ -173,7 +173,7 @@ class Changes:
         table = self._names.table(query.target)
         fillers = self._pipeline.queries_into(query.target)
         is_filled = any(read_fingerprint(self._checkpoints / one.name) for one in fillers)
-        # The table also names writers whose rows a reset removed; these have the file again.
+        # The table also lists writers whose rows a reset removed; these have a fingerprint again.
         is_writer = any(one.startswith(f"{query.name}:") for one in table.writers())
         is_gone = is_writer and not (self._checkpoints / query.name / FILE).exists()
         if not table.rows or (is_filled and not is_gone):

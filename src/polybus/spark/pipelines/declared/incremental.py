@@ -57,9 +57,9 @@ class _Complete(Exception):
 
 
 def increment_of(frame: Any, settings: Mapping[str, str], *, has_one_table: bool) -> Increment:
-    """How a query can be brought up to date that reads one table, or something else.
+    """How a query over one table, or other inputs, can be brought up to date.
 
-    With other `settings` of the session it counts as another query.
+    Different `settings` of the session make it another query.
     """
     if not has_one_table:
         return Increment("its inputs, which are not one table")
@@ -114,7 +114,7 @@ def _groups(node: PlanNode) -> tuple[list[str], dict[str, Any]]:
 
 
 def _check(expression: PlanNode) -> None:
-    """Raise _Complete if an old row may have another value now than it had."""
+    """Raise _Complete if the value of an old row may have changed."""
     kind = expression.kind
     if VOLATILE.match(kind) or not expression.is_deterministic:
         raise _Complete(kind)

@@ -124,7 +124,7 @@ def _load_file(spark: Any, registry: DeclarationRegistry, file: Path) -> None:
 
 
 def _listed_files(pipeline: DeclaredPipeline) -> list[Path]:
-    """The files that the spec names, else all; adds the spec's configuration to the pipeline."""
+    """The files that the spec names, or all; adds the spec's configuration to the pipeline."""
     specs = [path for name in SPEC_NAMES if (path := pipeline.folder / name).is_file()]
     if not specs:
         return list(source_files(pipeline.folder))

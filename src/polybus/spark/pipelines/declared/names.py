@@ -1,4 +1,4 @@
-"""What names mean in a pipeline: its own datasets, then lake tables, then topics.
+"""Resolves names in a pipeline: its own datasets, then lake tables, then topics.
 
 A stream of a streaming table of the same pipeline is replaced by the queries that fill the table.
 Both flows then read the topics, neither waits for files of the other, and each has its own
@@ -60,7 +60,7 @@ _ROCKSDB_FILES = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Input:
-    """What a query read: a `dataset` of its pipeline, a lake `table` or a `topic`."""
+    """An input of a query: a `dataset` of its pipeline, a lake `table` or a `topic`."""
 
     kind: str
     name: str
@@ -78,7 +78,7 @@ class FreshRows:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Analysed:
-    """A query's DataFrame, resolved but not run, and all that it reads, also through views."""
+    """A query's DataFrame, resolved but not run, and all its inputs, also through views."""
 
     frame: Any
     inputs: frozenset[Input]
@@ -89,7 +89,7 @@ class Analysed:
 
 
 class Names:
-    """The names of one pipeline on a session of its own."""
+    """The names of one pipeline, on its own session."""
 
     def __init__(self, spark: Any, pipeline: DeclaredPipeline, bus: BusLocation) -> None:
         self.spark = spark
@@ -109,7 +109,7 @@ class Names:
         With `fresh` it reads only some rows of a table.
 
         Raises:
-            PipelineError: what is wrong, with file and line.
+            PipelineError: the problem, with file and line.
         """
         with readers.active(self.spark), self.settings_of(query):
             self._topics = None
@@ -119,7 +119,7 @@ class Names:
 
     @contextmanager
     def settings_of(self, query: Query) -> Iterator[None]:
-        """Give the session the settings of the pipeline and a query, for one thread at a time."""
+        """Apply the settings of the pipeline and a query to the session, one thread at a time."""
         conf = {**self.pipeline.conf, **query.spark_conf}
         if conf.get(STATE_STORE, "").endswith("RocksDBStateStoreProvider"):
             conf |= _ROCKSDB_FILES
@@ -231,7 +231,7 @@ class _Call(readers.Resolver):
         return united([self.frame_of(query) for query in queries], output)
 
     def _table_stream(self, name: str, options: dict[str, Any]) -> Any:
-        """The rows that a lake table gets, after those that it has."""
+        """The existing rows of a lake table, then those that are added."""
         pipeline = self.names.pipeline
         is_own = name in pipeline.outputs
         table = pipeline.table_name(name) if is_own else name.lower()
@@ -274,7 +274,7 @@ class _Call(readers.Resolver):
         return self._unknown(name)
 
     def _version(self, name: str, at: int | datetime) -> Any:
-        """A table as it was."""
+        """A table at a version or a time."""
         from polybus.spark import tables
 
         is_own = name in self.names.pipeline.outputs

@@ -64,7 +64,7 @@ class Prepared:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Chosen:
-    """What a user named, to run; all if nothing is named.
+    """The pipelines and flows that a user selected; all if none are named.
 
     `reset` names flows or tables (`NAME` or `PIPELINE.NAME`) that start over: with a new checkpoint
     and, for tables, a new version without rows. `refresh` names the only ones that run.
@@ -104,7 +104,7 @@ def prepare(
             spellings |= one.prepare(prepared, chosen, check_only=check_only)
         except PolybusError as error:
             prepared.problems[name] = error
-        except Exception as error:  # the user's code and Spark may raise anything
+        except Exception as error:  # the user's code and Spark may raise any exception
             text = clean_cause(error)
             prepared.problems[name] = PipelineError("pipeline.query", text, file=str(path))
     unknown = chosen.named - spellings
@@ -195,7 +195,7 @@ class _Preparation:
                 raise PipelineError("pipeline.query", text, **place_of(query)) from error
 
     def _check_stream(self, query: Query, frame: Any) -> None:
-        """Let Spark check now what it would check when the stream starts."""
+        """Make Spark run the checks now that it would run when the stream starts."""
         plan = analysed_plan(frame)
         if plan is None:
             return
@@ -245,7 +245,7 @@ class _Preparation:
         )
 
     def _end(self, given: Input) -> str:
-        """What a query reads, with its kind; nothing for a temporary view, which reads others."""
+        """An input of a query with its kind; none for a temporary view: its inputs count instead."""
         if given.kind != "dataset":
             return f"{given.kind}:{given.name}"
         if not writes_rows(self._pipeline.outputs[given.name]):

@@ -25,7 +25,7 @@ from polybus.spark.variants import with_paths
 
 FORMAT = "polybus"
 TABLES = "delta"
-"""The format with which a name in `readStream` is that of a lake table, whatever else has it."""
+"""The format with which a name in `readStream` always means a lake table."""
 # SQL strings, quoted names and comments: nothing inside them is a word of the statement.
 OPAQUE = r"'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.)*\"|--[^\n]*|/\*.*?\*/"
 _STREAM = re.compile(
@@ -50,7 +50,7 @@ LoadFrame = Callable[[dict[str, Any]], Any]
 
 @dataclass(slots=True)
 class Resolver:
-    """Knows what names mean. This one is for code outside of a pipeline's functions."""
+    """Resolves names. This one is for code outside a pipeline's functions."""
 
     bus: BusLocation
 
@@ -192,7 +192,7 @@ def _reader_property(spark: Any, *, streaming: bool) -> property:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Spark logs every unknown name, and unknown names are how we learn what a query reads."""
+    """Silence Spark's log of unknown names: that is how the inputs of a query are found."""
     log = internals.context_logger()
     before, log.disabled = log.disabled, True
     try:
@@ -202,7 +202,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _resolved(spark: Any, resolver: Resolver, query: Callable[[], Any]) -> Any:
-    """Analyse a query; each name that Spark does not know becomes a view of ours meanwhile."""
+    """Analyse a query; names that Spark does not know become temporary views meanwhile."""
     known: list[str] = []
     try:
         while True:
@@ -234,7 +234,7 @@ def _resolved_remotely(spark: Any, resolver: Resolver, text: str) -> Any:
     """As `_resolved`, for Spark Connect: the plan of the query carries those of the names.
 
     A server analyses a plan again whenever it is used, and the views that it makes for that stay.
-    So a query must carry its names always, and they are found out while no flow runs.
+    So a query must always carry its names, and they are resolved while no flow runs.
     """
     names = _REMOTE.setdefault(spark, _RemoteNames())
     if text not in names.in_query:

@@ -1,4 +1,4 @@
-"""Collects what pipeline files declare, and the errors in them with their place in the file.
+"""Collects the declarations of pipeline files, and errors with their position in the file.
 
 PySpark's own registry sends declarations to a server.
 """
@@ -70,7 +70,7 @@ def located(code: str, error: BaseException, *, file: str, line: int | None) -> 
 
 @dataclasses.dataclass(slots=True)
 class DeclaredPipeline:
-    """What the files of one pipeline declare.
+    """The declarations of one pipeline.
 
     `outputs` and `queries` are PySpark's own descriptions. A query is what PySpark calls a flow: a
     function that returns a DataFrame, and the name of its output.
@@ -103,7 +103,7 @@ class DeclaredPipeline:
 class DeclarationRegistry(GraphElementRegistry):
     """Fills a DeclaredPipeline while its files are loaded.
 
-    A duplicate name, and what we cannot run, are errors at the line of the declaration.
+    Duplicate names and unsupported features are errors at the line of the declaration.
     """
 
     def __init__(self, pipeline: DeclaredPipeline) -> None:

@@ -9,7 +9,7 @@ write them again. The order of writes:
     4. CHECKPOINTS/.reset.json   removed
 
 After a crash the next start of the pipeline does 2 to 4 before a flow starts, also without
-`--reset`. Each of them accepts what it has done before, completely or in part.
+`--reset`. Each of them is idempotent, also after a partial run.
 """
 
 import shutil
@@ -37,7 +37,7 @@ class Reset(msgspec.Struct, frozen=True):
 
 
 def begun_reset(checkpoints: Path) -> Reset:
-    """What a start began to reset and did not finish. Raises StorageError `pipeline.storage`."""
+    """An unfinished reset of an earlier start. Raises StorageError `pipeline.storage`."""
     try:
         return checked_json.read(checkpoints / FILE, Reset, accept_unchecked=True) or Reset()
     except StorageError as error:

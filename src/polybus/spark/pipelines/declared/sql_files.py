@@ -1,8 +1,8 @@
 """SQL files of a pipeline: CREATE STREAMING TABLE, MATERIALIZED VIEW, TEMPORARY VIEW and FLOW.
 
-Spark's own parser reads each statement, so a file means the same to us and to Spark's runner. Over
-Spark Connect that parser is out of reach. Then a process of its own, with a small Spark on this
-machine, parses the file and ends:
+Spark's own parser reads each statement, so a file has the same meaning as in Spark's runner. Over
+Spark Connect that parser is not accessible. Then a separate process, with a small Spark on this
+machine, parses the file and exits:
 
     python -m polybus.spark.pipelines.declared.sql_files < FILE
 """
@@ -72,7 +72,7 @@ def statements(text: str) -> Iterator[Statement]:
 
 
 class SqlElement(msgspec.Struct, frozen=True, kw_only=True):
-    """What a statement declares: an output, a flow into it, or both.
+    """The declaration of a statement: an output, a flow into it, or both.
 
     `kind` is the class of the output, or empty for a flow alone. The flow has a `query` or a `rule`
     for auto CDC, or is missing.
@@ -100,7 +100,7 @@ class SqlProblem(msgspec.Struct, frozen=True):
 
 
 def parse(spark: Any, text: str) -> list[SqlElement] | SqlProblem:
-    """What the statements declare, or the first problem; `spark` is a session with a JVM."""
+    """The declarations of the statements, or the first problem; `spark` is a session with a JVM."""
     found = []
     for written in statements(text):
         bare, expected = constraints.split(written.text)
@@ -172,7 +172,7 @@ class SqlFile:
             self._register(element)
 
     def _parse_apart(self, text: str) -> list[SqlElement] | SqlProblem:
-        """Let another process parse the file. Raises PipelineError `pipeline.file`: it cannot."""
+        """Parse the file in another process. Raises PipelineError `pipeline.file` if it fails."""
         command = [sys.executable, "-m", __spec__.name]
         env = {name: text for name, text in os.environ.items() if name not in REMOTE_VARIABLES}
         try:

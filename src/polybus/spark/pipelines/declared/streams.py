@@ -75,7 +75,7 @@ def _into_table(names: Names, query: Query, frame: Any, folder: Path) -> "TableB
 
 @dataclass
 class TableBatches:
-    """The function that stores a batch. `counted` gets how rows met their expectations."""
+    """The function that stores a batch. `counted` gets the counts of expectations."""
 
     flow: str
     table: LakeTable

@@ -1,9 +1,9 @@
 """Materialized views: tables that are brought up to date when their inputs have changed.
 
-Where that is possible (incremental.py), only the new rows of the input are read. Which rows a view
-has is in a note beside its checkpoint. The order of writes: the version of the view's table, then
-the note, which names that version. A note with another version, as after a crash between the two,
-is not believed, and neither is a damaged one: the view is computed completely.
+Where that is possible (incremental.py), only the new rows of the input are read. A metadata file
+beside the checkpoint says which rows a view has. The order of writes: the version of the view's
+table, then the file, which names that version. A file with another version, as after a crash
+between the two, or a damaged one is ignored: the view is computed completely.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -50,7 +50,7 @@ class ViewNote(msgspec.Struct, frozen=True):
 
 
 def read_note(folder: Path, view: LakeTable) -> ViewNote | None:
-    """The note beside a checkpoint, if it is about the view's current version."""
+    """The metadata beside a checkpoint, if it matches the view's current version."""
     path = folder / FILE
     try:
         note = checked_json.decode(path.read_bytes(), ViewNote, path, accept_unchecked=True)
@@ -68,10 +68,10 @@ def commit_view(
     *,
     is_added: bool = False,
 ) -> None:
-    """Replace the rows of a view, or add to them, and note which they are.
+    """Replace the rows of a view, or add to them, and record which they are.
 
     Raises:
-        Conflict: somebody else changed the table meanwhile; nothing changed.
+        Conflict: another writer changed the table meanwhile; nothing changed.
     """
     remove = [] if is_added else list(based_on.files)
     add = [one for one in files if one.file.rows or not is_added]
@@ -104,7 +104,7 @@ class ViewFlow:
         before, self._seen, self._counts = self._seen, {}, []
         activate_in_thread(self._names.spark)
         with self._settings():
-            # Later refreshes need not look at the old rows again.
+            # Later refreshes need not read the old rows again.
             seen = self._add_new_rows(before, context.checkpoint)
             if seen is None:
                 analysed = self._names.analyse(self._query, run=True)
@@ -157,7 +157,7 @@ class ViewFlow:
         raise Conflict(self._view.name)
 
     def _add_new_rows(self, inputs: dict[Input, Any], folder: Path) -> dict[Input, Any] | None:
-        """Read only the new rows of the input; the versions then, or None if it is not possible."""
+        """Read only the new rows of the input; return the versions, or None if impossible."""
         state, increment = self._view.state, self._increment
         known = read_note(folder, self._view)
         if increment is None or increment.reason or known is None or known.version != state.version:
@@ -187,7 +187,7 @@ class ViewFlow:
         return seen
 
     def _stage(self, rows: Any) -> list[FileNote]:
-        """Raises UsageError `pipeline.expectation`: a row must not be there."""
+        """Raises UsageError `pipeline.expectation` for a forbidden row."""
         checked = CheckedRows(rows, self._expected)
         staged = tables.stage(checked.rows, self._view, ())
         self._counts = checked.counts()

@@ -1,11 +1,12 @@
-"""The life of a pipeline on a data folder: the only one, for `polybus up` and `pipeline run`.
+"""The lifecycle of a pipeline on a data folder, both for `polybus up` and `pipeline run`: the order
+in which it starts and stops.
 
     lock → socket, status → wait for the bus and for the last JVM → Spark → status → flows → report
     → stop the flows → status → remove the socket → end Spark → unlock
 
 It reports in events, which are JSON objects:
 
-    {"event": "starting", "text": …}                    what it does now, until it is ready
+    {"event": "starting", "text": …}                    the current step, until it is ready
     {"event": "ready", "seconds": …, "flows": …}        it has started this many flows
     {"event": "progress", "flows": […]}                 every second
     {"event": "waiting", "text": …}                     it, or a flow, waits, mostly for the bus
@@ -15,9 +16,9 @@ It reports in events, which are JSON objects:
     {"event": "done", "flows": […]}                     all flows have ended
     {"event": "stopped", "flows": […]}                  it was asked to stop, and did
 
-A batch that is under way at the end is finished or, after the deadline, left to the next start,
-which runs it again from its checkpoint. An end that is asked for before `ready` takes no longer
-than seconds: see early_end.py.
+A batch in progress at the end is finished or, after the deadline, left to the next start, which
+runs it again from its checkpoint. A stop that is requested before `ready` takes only seconds: see
+early_end.py.
 
 It is also the process of `polybus up`, which stops on SIGTERM, SIGINT, /stop on the socket and the
 end of standard input, and writes its events to standard output, one per line:
@@ -74,7 +75,7 @@ OLD_JVM_TIMEOUT_S = 30.0
 JVM_POLL_S = 0.2
 STOP_FLOWS_S = 10.0
 ENDED_TIMEOUT_S = 3.0
-"""How long a run may take to end by itself after its JVM has ended: calls to that may hang."""
+"""How long a run may take to end after its JVM has ended: calls to the JVM may hang."""
 LOG_LINES_MAX = 50
 LOG_CHARACTERS_MAX = 500
 TOKEN_VARIABLE = "POLYBUS_TOKEN"
@@ -137,7 +138,7 @@ class Supervisor:
         self._runs = BatchRuns(options.data, [] if last is None else last.runs)
 
     def stop(self) -> None:
-        """Ask for the end, from any thread or signal handler."""
+        """Request the end, from any thread or signal handler."""
         # A signal may arrive while this thread holds the event's lock, which is not reentrant.
         threading.Thread(target=self._stop_soon, name="polybus-stop", daemon=True).start()
 
@@ -152,14 +153,16 @@ class Supervisor:
             end_early(self._is_over, self._give_up, self._exit_code, flows_s=flows_s)
 
     def _become_ready(self) -> bool:
-        """Whether the pipeline is ready: not if its end was asked for before."""
+        """Become ready; False if the end was requested before."""
         with self._stop_or_ready:
             if not self._stop.is_set():
                 self._is_ready.set()
         return self._is_ready.is_set()
 
     def _end_flows_s(self) -> float:
-        """How long flows may take to end. They outlive this process on a Spark Connect server."""
+        """How long flows may take to end. On a Spark Connect server they would outlive this
+        process.
+        """
         is_early = not self._is_ready.is_set() and self._jvm.pid
         return END_FLOWS_S if is_early else STOP_FLOWS_S
 
@@ -167,7 +170,7 @@ class Supervisor:
         return 0 if self._is_good and not self._problems else 1
 
     def _say(self, event: dict[str, Any]) -> None:
-        """Report an event; all but progress are in the status too, for those who look later."""
+        """Report an event; all except progress are also kept in the status."""
         if event["event"] != "progress":
             self._log.append(event_line(event)[:LOG_CHARACTERS_MAX])
         self._tell(event)
@@ -178,7 +181,7 @@ class Supervisor:
         Raises:
             PolybusError: `pipeline.running`, another pipeline runs on the folder;
                 `pipeline.unknown`; `lake.old-format`; Java is missing or has ended; and others that
-                keep all flows from starting.
+                prevent all flows from starting.
         """
         try:
             self._is_good = self._run()
@@ -231,7 +234,7 @@ class Supervisor:
             self._write_status(state, [])
 
     def _give_up(self) -> None:
-        """What is to be done before a process ends whose start does not."""
+        """Clean up before this process exits during a start that hangs."""
         self._note_status("stopped")
         if self._server is not None:
             self._server.stop()
@@ -313,7 +316,7 @@ class Supervisor:
             if is_over or self._stop.wait(POLL_S):
                 return False
         if self._jvm.pid and not self._jvm.is_alive():
-            # No flow can recover: whoever started us starts us again, with a new JVM.
+            # No flow can recover: our parent restarts us, with a new JVM.
             raise self._jvm_ended()
         return True
 
@@ -324,7 +327,7 @@ class Supervisor:
         return PolybusError("spark.ended", text)
 
     def _end_with_jvm(self) -> None:
-        """End this process soon after its JVM, if it does not end by itself."""
+        """End this process soon after its JVM, unless it ends before."""
         while self._jvm.is_alive():
             time.sleep(JVM_POLL_S)
         if self._jvm.pid and not self._is_over.wait(ENDED_TIMEOUT_S):
@@ -339,7 +342,7 @@ class Supervisor:
         flows = self._flows()
         self._stats.publish(flows)
         self._say({"event": "progress", "flows": flows})
-        # Flows report a full disk; a missing status does not end them.
+        # Flows report a full disk; a missing status must not end them.
         with contextlib.suppress(OSError):
             self._write_status("running", flows)
         news = set()
@@ -402,9 +405,9 @@ class Supervisor:
             self._await(lambda: BusLocation(data).is_folder_here, text)
 
     def _old_jvm(self) -> JvmProcess:
-        """The JVM of an earlier run, if it still runs.
+        """The JVM of an earlier run, if it is still running.
 
-        However that run ended: its JVM may also be that of a run before it, which was killed.
+        It may also belong to a run before the last one, which was killed.
         """
         last = service.read_status(self._options.data)
         if last is None or last.pid == os.getpid():
@@ -435,7 +438,7 @@ class Supervisor:
     def _await(
         self, condition: Callable[[], bool], text: str, *, timeout_s: float = math.inf
     ) -> None:
-        """Wait with back-off until the condition holds or the end is asked for; say so once."""
+        """Wait with back-off for the condition or the requested end; report that once."""
         if condition():
             return
         self._say({"event": "waiting", "text": text})
@@ -446,7 +449,7 @@ class Supervisor:
 
 
 def _remote_consumers(spark: Any, bus: BusLocation) -> Any:
-    """What reports the flows as consumers over Spark Connect, where a session has no listener.
+    """Reports the flows as consumers over Spark Connect, where a session has no listener.
 
     PySpark 4.3 drops a listener there at the first event of a Python source.
     """
@@ -466,9 +469,9 @@ def _no_sql_yet(_query: str, _rows_max: int) -> tuple[Any, bool]:
 def sql_runner(spark: Any, data: Path) -> service.RunSql:
     """Runs queries on the pipeline's warm JVM, beside its flows.
 
-    They have a session of their own, so that a `SET` or a view of theirs does not reach the flows.
-    The first query makes it: Spark then starts a process that looks for sources, and the flows
-    must not wait for it.
+    They have their own session, so that a `SET` or a view does not affect the flows. The first
+    query creates it: Spark then starts a process that searches for sources, and the flows must not
+    wait for it.
     """
     session: Any = None
     # Views belong to the session and are created again for each query.
@@ -540,7 +543,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     file_modes.adopt(options.data)
     lines = os.fdopen(os.dup(1), "wb", buffering=0)
-    # What Spark or a user's file prints must not come between the events.
+    # Output of Spark or of a user's file must not be mixed with the events.
     os.dup2(2, 1)
     writing = threading.Lock()
 
@@ -557,7 +560,7 @@ def main(arguments: list[str] | None = None) -> int:
     except PolybusError as error:
         say({"event": "failed", "code": error.code, "text": error.text})
         if error.code == "spark.ended":
-            # Threads that wait for an answer of the JVM would keep the process.
+            # Threads that wait for an answer of the JVM would keep the process alive.
             os._exit(1)
         return 1
     except Exception as error:

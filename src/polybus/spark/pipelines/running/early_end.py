@@ -1,10 +1,10 @@
-"""The end of a pipeline that is asked for while it starts.
+"""Stops a pipeline while it is starting.
 
-Spark cannot be interrupted while it starts, and neither can the analysis of a pipeline. Nobody
-waits for them. Flows that have begun get a moment: what they do not finish is run again from their
-checkpoints, as after a kill. Then Java is ended, at which all calls to it fail; and at last this
-process. With Spark Connect there is no Java to end: flows get the time of any other end, because
-what they have not ended continues at the server.
+Spark cannot be interrupted while it starts, and neither can the analysis of a pipeline. So the stop
+does not wait for them. Begun flows get a moment: unfinished batches run again from their
+checkpoints, as after a kill. Then Java is killed, which makes all calls to it fail, and finally
+this process exits. With Spark Connect there is no Java to kill: flows get the same time as at any
+other stop, because unfinished ones would continue at the server.
 """
 
 import os
@@ -18,10 +18,10 @@ from polybus.spark.session import connect
 
 END_FLOWS_S = 0.8
 END_JAVA_S = 1.0
-"""How long Python may take to see that Java has ended: it may be importing PySpark."""
+"""How long Python may take to notice that Java has ended: it may be importing PySpark."""
 END_REMOTE_S = 1.0
 EXIT_S = 0.5
-"""How long this process may take to end by itself, with the exit code of its own choice."""
+"""How long this process may take to exit with its own exit code."""
 POLL_S = 0.05
 
 
@@ -32,10 +32,10 @@ def end_early(
     *,
     flows_s: float,
 ) -> None:
-    """End this process within `flows_s` and seconds more, unless the start is over before.
+    """End this process within `flows_s` plus some seconds, unless the start ends before.
 
-    `flows_s` is the time that flows get. `give_up` is called if the start does not see that Java
-    has ended. `exit_code` is asked at the end.
+    `flows_s` is the time that flows get. `give_up` is called if the start does not notice that Java
+    has ended. `exit_code` is called at the end.
     """
     if is_over.wait(max(flows_s, POLL_S)):
         return
@@ -50,13 +50,13 @@ def end_early(
         time.sleep(EXIT_S)
     else:
         _end_remote()
-    # What PySpark does at the end of a process asks Java, and waits for its answers.
+    # At exit PySpark calls Java, and waits for its answers.
     remove_every_scratch()
     os._exit(exit_code())
 
 
 def _end_remote() -> None:
-    """End what runs on a Spark Connect server, if it answers."""
+    """End the sessions on a Spark Connect server, if it answers."""
     ending = threading.Thread(target=connect.end_all, name="polybus-end-remote", daemon=True)
     ending.start()
     ending.join(END_REMOTE_S)

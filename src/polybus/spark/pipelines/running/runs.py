@@ -1,7 +1,7 @@
-"""The batches of a pipeline for its status: the last that ended, and the one that a flow runs now.
+"""The batches of a pipeline for its status: the last finished ones, and each flow's current one.
 
-The driver looks each second. Of batches of one flow that end within a second, the last is kept; its
-number says that there were others. The list outlives the run: the next one continues it.
+The driver checks each second. If several batches of a flow end within a second, the last one is
+kept; its number shows that there were others. The list outlives the run: the next one continues it.
 """
 
 import time
@@ -30,7 +30,7 @@ class BatchRuns:
         return [*self._ended]
 
     def note(self, flows: list[dict[str, Any]], now: str) -> None:
-        """Keep batches that have ended since the last look; add to each flow the one it runs."""
+        """Keep batches that have ended since the last call; add to each flow its running one."""
         for flow in flows:
             name, batch = (flow["pipeline"], flow["flow"]), flow["batch_id"]
             if batch is not None and self._last.get(name) != batch:
@@ -46,8 +46,8 @@ class BatchRuns:
         batch = checkpoint.unfinished_batch()
         planned_s = None if batch is None else checkpoint.planned_s(batch)
         if planned_s is None:
-            # There is none, or it has ended meanwhile and is old enough to be removed.
+            # It does not exist, or it has ended meanwhile and was removed.
             return {}
-        # A batch that a run before has planned begins again with this one.
+        # A batch that an earlier run planned begins again in this one.
         since_s = max(planned_s, self._began_s)
         return {"running_batch": batch, "running_s": round(max(0.0, time.time() - since_s), 1)}

@@ -44,7 +44,7 @@ CONNECTIONS_MAX = 16
 ROWS_MAX = 10_000
 """Rows of an answer if the request does not say."""
 ROWS_MAX_LIMIT = 1_000_000
-"""The most rows a request may ask for: an answer is held in memory as a whole."""
+"""The maximum number of rows of a request: an answer is completely in memory."""
 ANSWER_TIMEOUT_S = 600.0
 STOP_INTERVAL_S = 0.1
 RunSql = Callable[[str, int], tuple[pa.Table, bool]]
@@ -68,7 +68,7 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     jvm: int = 0
     """The Java process, which may outlive its driver; 0 if it is elsewhere."""
     jvm_started: int = 0
-    """When it started, in ticks since the system did: another process may have its id later."""
+    """When it started, in ticks since boot: another process may have its id later."""
     uptime_s: float = 0.0
     flows: list[dict[str, Any]] = []
     runs: list[dict[str, Any]] = []
@@ -77,7 +77,7 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     pipelines: str = ""
     """The folder of the user's pipelines."""
     log: list[str] = []
-    """The last events, but for progress, a line each."""
+    """The last events except progress, one line each."""
 
 
 def folder(data: Path) -> Path:
@@ -159,9 +159,9 @@ class Service(socketserver.ThreadingUnixStreamServer):
     """
 
     daemon_threads = True
-    # Those over the limit wait to be refused.
+    # Connections over the limit wait to be refused.
     request_queue_size = 2 * CONNECTIONS_MAX
-    # A client may wait for a long query when the pipeline stops: nobody waits for it.
+    # A stop does not wait for clients with long queries.
     block_on_close = False
 
     def __init__(self, data: Path, *, stop: Callable[[], None], run_sql: RunSql) -> None:

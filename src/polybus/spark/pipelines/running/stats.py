@@ -1,8 +1,8 @@
 """The expectations of users' pipelines in `$stats`: which counts are published, and when.
 
 Counts that have changed are published with the next report of the run, at most once a second, and
-at its end. A bus that is away gets them later; what a run that is killed has not published is lost.
-The counts of the standard pipeline are published by its flow `watch`, exactly once.
+at its end. If the bus is unavailable, they are published later; unpublished counts of a killed run
+are lost. The counts of the standard pipeline are published by its flow `watch`, exactly once.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ ANSWER_TIMEOUT_S = 2.0
 
 
 class ExpectationStats:
-    """What `$stats` has of the expectations of a run."""
+    """The published counts of a run's expectations."""
 
     def __init__(self, bus: BusLocation) -> None:
         self._bus = bus

@@ -1,16 +1,18 @@
-"""Messages that make decoding raise: they are found, and set aside into quarantine.
+"""Poison messages, which make decoding raise: they are found and moved to quarantine.
 
-decode.py has a reason for all that it cannot decode, so nothing here runs for a usual batch. It is
-the last resort: an error of Spark or of Arrow that a message causes must not stop the flow. The
-batch is staged in halves, and a half that fails in halves again, until single messages fail.
+decode.py has a reason for every message that it cannot decode, so this does not run for a usual
+batch. It is the last resort: an error of Spark or Arrow that a message causes must not stop the
+flow. The batch is staged in halves, and a half that fails in halves again, until single messages
+fail.
 
-Two checks show that the messages are the cause. Before, staging no message at all must succeed.
-After, the messages that were set aside must be staged for quarantine, as raw bytes. A full disk, a
+Two checks show that the messages are the cause. First, staging an empty batch must succeed. Last,
+staging the messages that were set aside for quarantine, as raw bytes, must succeed. A full disk, a
 JVM that has ended or a damaged log fails one of the checks, and then the batch.
 
-What a batch sets aside is stored before its first commit. A batch that runs again sets aside the
-same messages, so that none is in both tables or in neither. If that file is damaged, a batch that
-silver has does not run again, as nobody knows which messages it left out; any other begins again.
+The ranges that a batch sets aside are stored before its first commit. A batch that runs again sets
+aside the same messages, so that none is in both tables or in neither. If that file is damaged, a
+batch that silver has does not run again, because it is unknown which messages it left out; any
+other begins again.
 """
 
 from collections.abc import Callable
@@ -28,7 +30,7 @@ from polybus.spark.declared_fields import literal
 
 FILE = "standard-aside.json"
 FOUND_MAX = 100
-"""After this many failures in a batch, a half that fails is set aside as a whole."""
+"""After this many failures in a batch, a failing half is set aside as a whole."""
 REASON_CHARS_MAX = 500
 PLACE = ("topic", "epoch", "offset")
 Stage = Callable[[DataFrame], list[FileNote]]
@@ -48,7 +50,7 @@ class AsideRange(msgspec.Struct, frozen=True):
 
 
 class SetAside(msgspec.Struct, frozen=True):
-    """What a writer's batch sets aside; mostly nothing."""
+    """The messages that a writer's batch sets aside; usually none."""
 
     writer: str
     batch: int
@@ -68,9 +70,9 @@ class SetAside(msgspec.Struct, frozen=True):
 
 
 def stored(data: Path, writer: str, batch_id: int) -> SetAside:
-    """What the batch set aside when it ran before.
+    """The messages that the batch set aside in its first run.
 
-    Raises StorageError `pipeline.settings`: the file is damaged.
+    Raises StorageError `pipeline.settings` if the file is damaged.
     """
     nothing, path = SetAside(writer, batch_id), data / "pipeline" / FILE
     try:
@@ -84,14 +86,14 @@ def stored(data: Path, writer: str, batch_id: int) -> SetAside:
 
 
 def is_of_surroundings(error: Exception) -> bool:
-    """Whether the disk, the log or a process is to blame, as far as the error tells."""
+    """Whether the error shows that the disk, the log or a process is the cause."""
     return isinstance(error, PolybusError) or is_transient(error)
 
 
 def stage_apart(frame: DataFrame, stage: Stage) -> tuple[list[FileNote], tuple[AsideRange, ...]]:
-    """Stage the messages that can be staged; the others are set aside, with what they raised.
+    """Stage the messages that can be staged; the others are set aside, with their errors.
 
-    Raises what staging no message, or reading where the messages are, raises.
+    Raises the errors of staging an empty batch, and of reading the positions of the messages.
     """
     notes = stage(frame.where("false"))
     order = [(name, "ascending") for name in PLACE]

@@ -169,7 +169,7 @@ class StandardBatches:
         self._is_compiled = is_on
 
     def _done(self, what: str, frame: DataFrame, do: Callable[[DataFrame], DataFrame]) -> DataFrame:
-        """What `do` makes of a batch, which Spark analyses for the first batch only."""
+        """The result of `do` for a batch; Spark analyses its plan only for the first batch."""
         if is_connect(frame.sparkSession):
             return do(frame)
         known = self._analysed.get(what)
@@ -189,7 +189,7 @@ class StandardBatches:
             self._typed.add(spark, self._silver, (), due, last)
 
     def _settings_of(self, batch_id: int) -> PipelineSettings:
-        """Those of the bus's settings file, unless an earlier process began the batch.
+        """The settings of the bus's file, unless an earlier process began the batch.
 
         Raises:
             StorageError: `pipeline.settings`, the bus's settings file cannot be read.
@@ -271,7 +271,7 @@ class StandardBatches:
         return len(parts)
 
     def _prepare(self, frame: DataFrame, settings: PipelineSettings) -> None:
-        """Make the expressions of settings that are new."""
+        """Build the expressions of new settings."""
         self._expected = []
         given = expectations(settings)
         decoded = frame.selectExpr("*", *decode.columns(settings)) if given else frame
@@ -284,7 +284,7 @@ class StandardBatches:
         self._analysed.pop("decode", None)
 
     def _broken(self, batch_id: int) -> dict[str, str]:
-        """The topics of a batch that break what must hold, unless it is in silver already."""
+        """The topics of a batch that violate expectations, unless silver has the batch."""
         has_batch = self._silver.has_batch(self._arguments[1], batch_id)
         return {} if has_batch else broken(self._counts)
 
@@ -324,7 +324,7 @@ class StandardBatches:
             try:
                 return stage_good(raw), [], raw
             except Exception as error:
-                # What the batch has put into silver stays there, so that it can no longer change.
+                # Rows that the batch has added to silver stay there, so it can no longer change.
                 has_batch = self._silver.last_batch(writer) == batch_id
                 if has_batch or aside.is_of_surroundings(error):
                     raise
@@ -342,7 +342,7 @@ class StandardBatches:
         return good, bad, raw.where(f"NOT ({left_out.condition})")
 
     def _set_aside(self, batch_id: int) -> SetAside:
-        """What the batch set aside when it ran before. Raises StorageError: nobody knows."""
+        """The messages that the batch set aside before. Raises StorageError if that is unknown."""
         data, writer, *_ = self._arguments
         try:
             return aside.stored(data, writer, batch_id)
@@ -430,7 +430,7 @@ def _filtered(
 def flows(data: Path) -> list[PipelineFlow]:
     """The flows of the standard pipeline for the bus of a data folder."""
     has_traffic = threading.Event()
-    # What is for the pipeline's own use is not an output.
+    # Internal tables of the pipeline are not outputs.
     shown = [name for name in TABLES if name != "recent_ids"]
     return [
         PipelineFlow(
@@ -466,7 +466,7 @@ def start_decode(context: FlowContext, *, on_traffic: Callable[[], None] = lambd
     writer = writer_of(checkpoint)
     check_tables(data, writer, checkpoint)
     if is_connect(context.spark):
-        context.figures.rows = None  # nobody reports how often it reads a batch
+        context.figures.rows = None  # the number of reads of a batch is not reported
     begun = checkpoint.unfinished_batch()
     cut_over = cut_limit(data, begun)
     stops = Stops(data, writer)

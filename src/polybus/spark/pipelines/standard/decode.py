@@ -33,7 +33,7 @@ QUARANTINE_COLUMNS = (
 TEXT = "CAST(value AS STRING)"
 BYTES = "COALESCE(value_bytes, 0) AS bytes"
 DECLARED = "the topic is declared as JSON, but the value"
-# What Python's datetime holds in every time zone, in microseconds: year 1 to 9999 less a day.
+# The range of Python's datetime in every time zone, in microseconds: year 1 to 9999 less a day.
 TIMES_US = (-62_135_510_400_000_000, 253_402_214_400_000_000)
 IS_OBJECT = TEXT + r" RLIKE '^[ \\t\\r\\n]*[{]'"
 NOT_JSON = "is not valid JSON, or has a duplicate key"
@@ -80,8 +80,8 @@ def columns(settings: PipelineSettings, expected: Sequence[Expectation] = ()) ->
 def quarantined(limit: int) -> list[str]:
     """Expressions for a row of quarantine, after `bytes` and `reason`.
 
-    Of a value over the limit it has the beginning only: Parquet's writer keeps many values in the
-    memory of the JVM. The log has the whole value.
+    For a value over the limit it has only the beginning, because Parquet's writer keeps many values
+    in the memory of the JVM. The log has the whole value.
     """
     is_cut = f"bytes > {max(limit, CUT_BYTES)}"
     columns = {name: name for name in QUARANTINE_COLUMNS}
@@ -115,7 +115,7 @@ def reason(
 
 
 def broken_fields(topic: str, schema: str, is_object: str = IS_OBJECT) -> str:
-    """What is wrong with the fields of a value; empty if they match the schema."""
+    """The mismatches between the fields of a value and the schema; empty if they match."""
     texts = [f"IF({is_object}, NULL, 'not an object')"]
     for name, kind, is_required in schema_fields(topic, schema):
         found = field_of(name, kind)
@@ -133,7 +133,7 @@ def broken_fields(topic: str, schema: str, is_object: str = IS_OBJECT) -> str:
 def first_of(
     topics: Sequence[DeclaredTopic], path_of: Callable[[DeclaredTopic], str | None], header: str
 ) -> str:
-    """The text at a topic's declared path, else that of the header."""
+    """The text at a topic's declared path, or else that of the header."""
     from_header = f"TRY_VALIDATE_UTF8(CAST(TRY_ELEMENT_AT(headers, {literal(header)}) AS STRING))"
     cases = [
         f"WHEN topic = {literal(topic.name)} "

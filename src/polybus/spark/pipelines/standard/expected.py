@@ -1,9 +1,9 @@
-"""What the messages of topics are expected to be, and the table `expectations` of the counts.
+"""The expectations of topics' messages, and the table `expectations` with the counts.
 
 A condition may use the columns of silver and those of the topic's schema. Messages that are
 quarantined for another reason do not count. A condition that Spark does not understand is left out,
-and the flow shows why: the other topics must not wait for its correction. A topic with messages
-that must not be there (`expect_or_fail`) is stopped, and no other topic (stops.py).
+and the flow shows why: the other topics must not wait for its correction. A topic with forbidden
+messages (`expect_or_fail`) is stopped, but no other topic (stops.py).
 """
 
 import re

@@ -1,6 +1,6 @@
 """The change data feed of sums: which rows a batch changes, for readers of Delta tables.
 
-A batch rewrites files with many rows and changes few of them. Without a feed of its own, a reader
+A batch rewrites files with many rows and changes few of them. Without an explicit feed, a reader
 would get all rows of these files as deleted and inserted.
 """
 

@@ -1,4 +1,4 @@
-"""Small tables that Arrow keeps without Spark: traffic, senders, deliveries and recent ids.
+"""Small tables that Arrow maintains without Spark: traffic, senders, deliveries and recent ids.
 
 Every batch is added to sums exactly once. Sizes and times are counted in buckets whose bounds grow
 by 2 %, so counts of batches can be added and a percentile of the sums is at most 1 % from the true
@@ -215,7 +215,7 @@ def deliveries_table(data: Path) -> Accumulated:
 def facts_of(
     rows: pa.Table, *, duplicate: npt.NDArray[np.bool_] | None = None, quarantined: bool = False
 ) -> pa.Table:
-    """What is counted: one row per message."""
+    """The facts to count: one row per message."""
     no = np.zeros(rows.num_rows, dtype=bool)
     late = rows["late"] if "late" in rows.column_names else pa.array(no)
     return pa.table(
@@ -304,7 +304,7 @@ def deliveries_of(events: pa.Table) -> pa.Table:
         "messages": of("delivered", pc.fill_null(events["messages"], 0)),
         "sent_again": of("repeated", count),
         "confirmed": of("confirmed", count),
-        # Null if the event does not say; the last one that does counts.
+        # Null if the event does not have it; the last value counts.
         "waiting": events["waiting"],
         "is_open": pc.not_equal(kind, "session-ended"),
         "wait_buckets": as_lists(bucket),

@@ -1,7 +1,7 @@
-"""What a micro-batch has, before it is read: how many messages, and how large they are at most.
+"""The size of a micro-batch before it is read: how many messages, and how large at most.
 
 The plan of the batch is in the query's checkpoint. The index of the journal has the size of each
-commit; all commits with messages of the batch are together at least as large as these messages.
+commit; the commits with messages of the batch are together at least as large as these messages.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ SMALL_ROWS = 20_000
 SMALL_BYTES = 4 << 20
 """The messages of a smaller batch pass through the memory of this process."""
 _TOPICS_MAX = 50
-"""A batch with messages of more topics is not small: each topic takes a look at the index."""
+"""A batch with messages of more topics is not small: each topic needs a read of the index."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class PlannedRows:
     """How many messages and events a batch has at most, and how large they are together at most.
 
     None if that is unknown. In the first batch, and if a topic is new or recreated, the plan may
-    count messages that the log does not have any more.
+    count messages that the log no longer has.
     """
 
     messages: int | None = None
@@ -60,7 +60,7 @@ class BatchPlans:
         return self.of(batch_id)
 
     def of(self, batch_id: int) -> PlannedRows:
-        """What a batch has. Where it begins is known as the source knows it (readers.py)."""
+        """The size of a batch. Its start is determined as in the source (readers.py)."""
         assert self._checkpoint is not None
         start = self._checkpoint.planned_end(batch_id - 1)
         end = self._checkpoint.planned_end(batch_id)
@@ -92,11 +92,11 @@ class BatchPlans:
                 held = reader.bounds(topic)
                 plan = reader.plan(topic, max(first, held.start), min(stop, held.stop))
                 for piece in plan.pieces:
-                    if not piece.commits:  # History is compressed, and Kafka does not say.
+                    if not piece.commits:  # History is compressed, and Kafka does not report sizes.
                         return None
                     sizes |= {(one.segment, one.position): one.size for one in piece.commits}
         except PolybusError:
-            return None  # Spark's own reading of the batch says what is wrong.
+            return None  # Spark will report the error when it reads the batch.
         return sum(sizes.values())
 
 

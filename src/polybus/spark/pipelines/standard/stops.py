@@ -1,6 +1,6 @@
-"""Which topics a batch of the standard pipeline leaves out, and until when they stay noted.
+"""Which topics a batch of the standard pipeline leaves out, and how long that is recorded.
 
-lake/stopped.py has why, and the order of writes.
+lake/stopped.py has the reasons, and the order of writes.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -28,14 +28,14 @@ class Stops:
         self._writer = writer
 
     def forget_others(self) -> None:
-        """Forget what the batches of another checkpoint stopped: a new one reads everything."""
+        """Forget stops by batches of another checkpoint: a new one reads everything."""
         found = stopped.read(self._data)
         own = {name: one for name, one in found.items() if one.writer == self._writer}
         if own != found:
             stopped.write(self._data, own)
 
     def of_batch(self, batch_id: int) -> list[str]:
-        """The topics that a batch left out when it ran before."""
+        """The topics that a batch left out in its first run."""
         found = stopped.read(self._data)
         return [name for name, one in found.items() if one.batch == batch_id]
 
@@ -96,7 +96,7 @@ def among(topics: Iterable[str]) -> str:
 
 
 def broken(counts: Iterable[ExpectationCount]) -> dict[str, str]:
-    """The topics with messages that must not be there, each with the reason."""
+    """The topics with forbidden messages, each with the reason."""
     found: dict[str, str] = {}
     for one in counts:
         if one.consequence == "expect_or_fail" and one.failed:

@@ -5,13 +5,13 @@ commit per topic, exactly once, as to every table (standard/batches.py). A table
 yet is made from all rows of the topic in silver that match the schema: when the pipeline starts,
 with the first batch that has new settings, or with the topic's first message.
 
-A table may refuse the rows of a batch, for example if somebody else has changed its columns. The
-other topics must not wait for that, so the table then notes in its settings that it has missed rows
-(`polybus.missed`). The next batch that it takes brings all rows of silver that it lacks, and the
-same commit removes the note. A table that another writer changes at that moment misses nothing: the
-batch runs again.
+A table may refuse the rows of a batch, for example if another program has changed its columns. The
+other topics must not wait for that, so the settings of the table then record that it has missed
+rows (`polybus.missed`). The next batch that it accepts adds all missing rows of silver, and the
+same commit removes the setting. If another writer changes the table concurrently, nothing is
+missed: the batch runs again.
 
-The settings of a table have its schema and the version of that, from 1 on. A new schema is taken if
+The settings of a table have its schema and a schema version, from 1 on. A new schema is accepted if
 readers can follow it (lake/evolution.py), with the next batch of the topic; wider types rewrite the
 table, in one commit. Otherwise the topic keeps the schema that its table has, also for quarantine,
 and the flow shows why.
@@ -45,7 +45,7 @@ from polybus.spark.tables import commit_staged, read, stage
 
 PREFIX = TABLE_PREFIX
 Warn = Callable[[str, str | None], None]
-"""Called with a topic and what is wrong with it, or None."""
+"""Called with a topic and its problem, or None."""
 
 
 def typed_tables(data: Path) -> list[LakeTable]:

@@ -8,8 +8,8 @@ messages. The alert is raised as soon as the count is reached, before the minute
 for `alert-silence-s`. Rates come from the table `traffic` and earlier alerts from the table
 `alerts`: both survive restarts.
 
-It looks at the table `traffic` when that has a new batch, and five times a second. It has no
-streaming query of its own: a topic that falls silent causes no micro-batch. A look that finds
+It checks the table `traffic` when that has a new batch, and five times a second. It has no
+streaming query of its own: a topic that falls silent causes no micro-batch. A check that finds
 something is a numbered tick. The order of its writes:
 
 1. alerts go into the table `alerts`, with the number of the tick;
@@ -17,8 +17,8 @@ something is a numbered tick. The order of its writes:
 3. both are published in one commit of the bus, which has the tick's number as its batch;
 4. standard-watch.json: the tick is published.
 
-After a crash following 1, the next look is a tick of the same number: the table ignores alerts
-that it finds, and those of the first try are published. After 2 or 3, the stored tick is published
+After a crash following 1, the next check is a tick of the same number: the table ignores its
+alerts, and those of the first attempt are published. After 2 or 3, the stored tick is published
 again; the bus does each (producer, query, batch) once.
 """
 
@@ -57,7 +57,7 @@ MINUTE_US = 60_000_000
 HOUR_MINUTES = 60
 WINDOW_MINUTES = 2 * HOUR_MINUTES
 JUDGED_MINUTES = 2
-"""The current minute and the one before it: the pipeline may be some seconds behind."""
+"""The current minute and the one before it: the pipeline may lag by some seconds."""
 Kind = Literal["spike", "silence"]
 
 
@@ -98,7 +98,7 @@ class Rates:
             least = np.maximum(settings.alert_factor * usual, settings.alert_messages_min)
             old = (column - self._first) * 60.0 >= settings.alert_history_s
             old &= column - self._first > 1
-            # The history counts whole minutes; a requirement below a second means none.
+            # The history counts whole minutes; a requirement below a second means no requirement.
             old |= settings.alert_history_s < 1.0
             for row in np.flatnonzero(old & (self._counts[:, column] >= least)):
                 yield self._alert("spike", int(row), column, usual[row])
@@ -202,7 +202,7 @@ class Watch:
         self._silence_due_us = 0
 
     def tick(self, context: FlowContext) -> None:
-        """Look once, and publish what is new. Raises PolybusError if the bus is unreachable."""
+        """Check once, and publish new findings. Raises PolybusError if the bus is unreachable."""
         state = self._read_state()
         if not state.published:
             self._publish(state, context.bus)
@@ -238,7 +238,7 @@ class Watch:
         return [one for one in found if one.kind == "spike" or self._is_silent(one.topic, now_us)]
 
     def _is_silent(self, topic: str, now_us: int) -> bool:
-        """Whether the log has nothing new either: the pipeline may only be behind."""
+        """Whether the log has no new messages either: the pipeline may just lag."""
         since_us = now_us - JUDGED_MINUTES * MINUTE_US
         try:
             reader = open_reader(self._data)
@@ -342,7 +342,7 @@ def publish(rows: pa.Table, bus: BusLocation, *, query: str, batch_id: int) -> N
         "batch": batch_id,
         "files": [one.name for one in staged],
         "gaps": True,
-        # Only one pipeline runs on a data folder: another query is a new life of this one.
+        # Only one pipeline runs on a data folder: another query is a restart of this one.
         "take-over": True,
     }
     commit_files(bus, body, staged, patience_s=0.0, timeout_s=ANSWER_TIMEOUT_S)

@@ -1,1 +1,1 @@
-"""Clients that send what they must not, do not read, or come in storms."""
+"""Clients that send invalid data, do not read, or connect in storms."""

@@ -1,7 +1,7 @@
-"""Valid frames of every parser, and what can be wrong with them.
+"""Valid frames for every parser, and their mutations.
 
 A frame is a list of parts: numbers of a known layout, and bytes. `mutated` changes some parts, so
-that the parser gets past the first bytes and into every branch behind a length, a flag or a name.
+that the parser gets past the first bytes and into every branch after a length, a flag or a name.
 """
 
 import gzip

@@ -1,4 +1,4 @@
-"""Fuzzed frames for every parser on the ports of a live bus, which has to stay as it was."""
+"""Fuzzed frames for every parser on the ports of a live bus, which must keep working."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ from polybus.torture.faults.clients.watch import BusWatch, watched_round
 from polybus.torture.load.load import LOADED
 from polybus.torture.report import Findings
 
-# The bus ends a connection at the first frame that it cannot read past; goMS reads past any.
+# The bus closes a connection at the first frame that it cannot skip; goMS can skip any.
 FRAMES_PER_CONNECTION = {"goms": 64, "udp": 64}
 FRAMES_PER_OTHER_CONNECTION = 16
 MUTATED_SHARE = 0.3
@@ -36,12 +36,12 @@ async def fuzz_round(folder: Path, chance: random.Random, count: int) -> Finding
     child = BusChild(folder, settings=LOADED)
 
     async def fuzz(watch: BusWatch) -> None:
-        # What every bus takes for its first connections, and queries, is not growth.
+        # Memory for the first connections and queries does not count as growth.
         await child.ask("PUT", "/v1/topics/alpha/blob", PAYLOAD)
         for method, path, query, body in QUERIES:
             target = (path + query).decode()
             await child.ask(method.decode(), target, json.loads(body) if body else None)
-        # By name: another parser does not change the frames of this one.
+        # Seeded by name, so that parsers do not influence each other's frames.
         seed = chance.getrandbits(64)
         chances = {parser: random.Random(f"{seed} {parser}") for parser in PARSERS}
         for parser in PARSERS:
@@ -63,7 +63,7 @@ async def _send_with_session(child: BusChild, parser: str, chance: random.Random
     """Send some frames, which may know the key of a session, change or even delete it."""
     if parser not in ("http", "websocket"):
         return await asyncio.to_thread(_send, child, parser, "", chance)
-    # Without topics: what a session with a long backlog costs is not the parser's matter.
+    # Without topics: the cost of a session with a long backlog is not tested here.
     key = (await child.ask("POST", "/v1/sessions", {"topics": []}))["sessionKey"]
     await child.ask("POST", f"/v1/sessions/{key}/packs", [["direct", 1]])
     try:

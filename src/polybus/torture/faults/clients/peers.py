@@ -1,6 +1,6 @@
 """Cheap clients for storms: one request and its answer on a plain connection, for each protocol.
 
-The real clients reconnect and buffer; ten thousand of them would measure themselves. All
+The real clients reconnect and buffer; ten thousand of them would measure the clients instead. All
 functions raise OSError, EOFError or ValueError if the bus does not answer as it must.
 """
 
@@ -44,7 +44,7 @@ class PlainPeer:
             peer.writer.close()
 
     def vanish(self, how: str) -> None:
-        """Leave by a reset, or properly, or stay and never read again."""
+        """Disconnect by a reset or cleanly, or stay connected and never read again."""
         if how == "silence":
             self.writer.transport.pause_reading()  # type: ignore[attr-defined]
         elif how == "reset":

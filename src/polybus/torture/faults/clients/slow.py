@@ -1,8 +1,9 @@
 """Slow peers among many: they read a few bytes a second, or send a byte at a time.
 
 Many subscribers follow one topic, as in stalls.py, in slices with and without slow peers of each
-protocol. A slow reader gets every message in the end, from the first one on. What a slow sender
-has a receipt for is there, once and in order. Those that read a flood slowly are disconnected.
+protocol. A slow reader gets every message in the end, from the first one on. Messages of a slow
+sender with a receipt are stored, once and in order. Those that read a flood slowly are
+disconnected.
 """
 
 import asyncio
@@ -36,7 +37,7 @@ _NUMBER = re.compile(rb"slow-(\d{6});")
 
 
 class SlowReader:
-    """Asks for messages, and reads what comes some bytes at a time."""
+    """Subscribes, and reads some bytes at a time."""
 
     def __init__(self, kind: str, port: int, request: bytes, chance: random.Random) -> None:
         self.kind = kind
@@ -114,7 +115,7 @@ class SlowSender:
                 self.receipted.append(value)
 
     def check(self, stored: list[str], findings: Findings) -> None:
-        """Its messages are there once, in order."""
+        """Check that its messages are stored once, in order."""
         mine = [text for text in stored if text.startswith(f"{self.name}.")]
         if mine != [f"{self.name}.{number}." for number in range(len(mine))]:
             findings.violated("order", f"a slow sender's messages are {mine}"[:200])
@@ -197,7 +198,7 @@ class SlowPeers:
         ]
 
     async def check(self, findings: Findings) -> None:
-        """Hold what is stored against what the senders were promised."""
+        """Compare the stored messages with the senders' receipts."""
         stored = [text for _, text in (await self._child.messages(SENT))[1]]
         for sender in self.senders:
             sender.check(stored, findings)

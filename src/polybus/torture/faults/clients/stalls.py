@@ -1,4 +1,4 @@
-"""Stalled readers among many: the others' messages come in time, and memory stays within limits.
+"""Stalled readers among many: the others get messages in time, and memory stays bounded.
 
 Many subscribers follow one topic, on which a message with its time is published at a fixed rate.
 Another topic is flooded all the while. In every second slice of time some peers subscribe to the
@@ -43,7 +43,7 @@ STALLED = 7
 DELIVERED_S_MAX = 10.0
 DRAIN_S_MAX = 10.0
 TIMES_MAX = 2.0
-# Below this a doubled delay may be the machine's.
+# Below this, a doubled delay may be caused by the machine.
 P99_S_MIN = 0.01
 
 DelaysByKind = dict[bool, list[float]]
@@ -191,7 +191,7 @@ class Stalled:
         self._process.wait()
 
     def drain(self, findings: Findings) -> None:
-        """What a subscriber reads in the end: messages without a gap, and the end.
+        """Read the rest as a subscriber: messages without a gap, and the end of the stream.
 
         `outbox.full` is sent, too, but the bus waits only two seconds until it is read.
         """

@@ -44,7 +44,7 @@ def raise_files_limit() -> None:
 
 
 class StormClient:
-    """One of the clients: what it does each time it connects, and what it was promised."""
+    """One of the clients: its actions at each connect, and the promises that it got."""
 
     def __init__(
         self, number: int, chance: random.Random, rooms: int, kinds: Sequence[str]
@@ -58,7 +58,7 @@ class StormClient:
         self.peer: PlainPeer | None = None
 
     async def act(self, child: BusChild, messages: MessageLedger) -> None:
-        """Connect, ask, and hold the answer against what is known."""
+        """Connect, send a request, and compare the answer with the expected one."""
         peer = self.peer = await PlainPeer.open(child.port)
         if self.kind == "subscribe":
             told = await peer.subscribe("beta", self.position)

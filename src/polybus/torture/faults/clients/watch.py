@@ -1,4 +1,4 @@
-"""What holds while a bus lives, whatever its peers do: answers in time, memory, descriptors."""
+"""Invariants of a running bus, whatever its peers do: latency, memory, descriptors."""
 
 import asyncio
 import threading
@@ -13,7 +13,7 @@ from polybus.torture.load.ledger import MessageLedger
 from polybus.torture.report import Findings
 
 ANSWER_S_MAX = 1.0
-# One late answer may be the machine's, but not one this late.
+# One late answer may be caused by the machine, but not one this late.
 ONE_ANSWER_S_MAX = 5.0
 # A bus opens a few files at any time: a segment, a file of history, a connection of the probe.
 DESCRIPTORS_MORE_MAX = 16
@@ -21,7 +21,7 @@ SETTLE_S = 5.0
 PROBE_INTERVAL_S = 0.1
 # No other peer writes there: all of its messages are known.
 PROBE_TOPIC = "probe"
-# What a peer of a bus that is gone or does not answer gets.
+# The errors of a peer whose bus is gone or does not answer.
 BROKEN = (OSError, EOFError, ValueError, PolybusError, TimeoutError)
 
 
@@ -60,8 +60,8 @@ class BusWatch:
         self._thread.start()
 
     async def end(self) -> None:
-        """Stop the client, hold its topic against its receipts, and wait until memory and
-        descriptors are back, which takes a moment.
+        """Stop the client, compare its topic with its receipts, and wait until memory and
+        descriptors are released.
 
         The memory is checked with the bus's log (`check_log`). Raises PolybusError.
         """

@@ -164,7 +164,7 @@ async def _inject(
 
 
 async def _is_healthy(nodes: list[BusChild], findings: Findings) -> bool:
-    """Wait until every node is ready to store. Nobody helps it."""
+    """Wait until every node can store messages again, without help."""
     for node in nodes:
         if not await _becomes_true(partial(_answers, node), HEALTHY_S_MAX):
             findings.violated("starts", f"{node.folder.name} is not healthy again")
@@ -189,7 +189,7 @@ async def _becomes_true(is_so: Callable[[], Awaitable[bool]], timeout_s: float) 
 
 
 class AnyNode:
-    """What the load uses of a bus: each time another node, but one and the same within `one`."""
+    """The bus interface for the load: a different node for each use, but the same within `one`."""
 
     def __init__(self, nodes: list[BusChild], chance: random.Random) -> None:
         self.nodes = nodes
@@ -247,7 +247,7 @@ class ClusterLoad(Load):
             await self._pause()
 
     async def _commit(self) -> None:
-        # What is staged at a node is committed there.
+        # A staged file is committed at its node.
         with self._any.one():
             await super()._commit()
 
@@ -257,7 +257,7 @@ class ClusterLoad(Load):
             await super()._make_and_delete()
 
     async def check(self) -> None:
-        """Every node has the same messages, and those are what was sent and promised."""
+        """Check that every node has the same messages, and that they match the ledger."""
         for topic in TOPICS:
             if not await _becomes_true(partial(self._is_same, topic), SAME_S_MAX):
                 self.findings.violated("order", f"{topic}: the nodes have different messages")

@@ -1,11 +1,11 @@
-"""What a power cut leaves of the files: anything that the completed fsyncs allow.
+"""Simulates a power cut: the files keep anything that the completed fsyncs allow.
 
 It reads the record of all changes that shim.c has made, and builds the data folder again:
 
 - Bytes: a file's blocks are each as at any moment since the last fsync of the file that covers
-  them. Blocks that were never synced may have any bytes. The size is that of any such moment. A
-  truncation that is undone takes all later writes behind it with it. After an fsync that failed,
-  the blocks written before it are covered only when they are written again.
+  them. Blocks that were never synced may have any bytes. The size is that of any such moment. An
+  undone truncation also undoes all later writes. After an fsync that failed, the blocks written
+  before it are covered only when they are written again.
 - Names: of the changes in a folder since its last fsync, a prefix survives. A rename belongs to
   the target's folder. An fsync of a file does not cover its name.
 """
@@ -72,7 +72,7 @@ class FileHistory:
             self.changes.append(change)
 
     def cut(self, content: bytes, chance: random.Random) -> bytes:
-        """What a power cut leaves of the file, which has this content now."""
+        """The content of the file after a power cut, from its current content."""
         count = len(self.changes)
         first = min([self.durable, *self.doubtful.values()])
         if first == count:
@@ -165,7 +165,7 @@ class NamesInFolders:
                 self._entries[number][path.name] = path.stat().st_ino
 
     def begin(self, root: Path) -> None:
-        """The bus may have made the root itself."""
+        """Register the root, which the bus may have created."""
         self._numbers[root.stat().st_ino] = 0
 
     def _new_folder(self) -> int:
@@ -174,7 +174,7 @@ class NamesInFolders:
         return self._last
 
     def adopt(self, folders: Mapping[int, Path]) -> None:
-        """These folders exist, by inode, below a root that is known.
+        """Register existing folders, by inode, below a known root.
 
         A process that was killed between making one and recording it has left no record of it.
         """
@@ -253,7 +253,7 @@ class PowerCut:
         self._names = NamesInFolders(shim.root)
 
     def cut(self, chance: random.Random) -> None:
-        """Change the files to what the next bus finds. All processes have ended."""
+        """Change the files to the state after the power cut. All processes have ended."""
         shim, root = self._shim, self._shim.root
         shim.reset()
         if not root.exists():

@@ -22,7 +22,7 @@ START_S, COLD_START_S = 0.25, 0.9
 
 
 async def kill_round(folder: Path, chance: random.Random, count: int) -> Findings:
-    """Kill a bus `count` times on one folder; each bus is held against everything before it."""
+    """Kill a bus `count` times on one folder; each bus is checked against all earlier promises."""
     findings = Findings()
     child = BusChild(folder, settings=LOADED)
     load = Load(child, split(chance), findings)
@@ -30,7 +30,7 @@ async def kill_round(folder: Path, chance: random.Random, count: int) -> Finding
         for one in [split(chance) for _ in range(count)]:
             moment = one.choice(MOMENTS)
             if moment == "start":
-                # One that imports everything first is killed there most of the time.
+                # A bus that imports everything first is mostly killed during imports.
                 is_warm = one.random() < WARM_SHARE
                 child.spawn(warm=is_warm)
                 await asyncio.sleep(one.uniform(0, START_S if is_warm else COLD_START_S))
@@ -42,7 +42,7 @@ async def kill_round(folder: Path, chance: random.Random, count: int) -> Finding
                 await _load_until(moment, load, one)
             child.kill()
             findings.count += 1
-            # Else the next bus starts while the hand-over of the last one may still run.
+            # Otherwise the next bus starts while the hand-over of the last one may still run.
             if one.random() < 0.5:
                 await check_files(child, findings)
         await finish_round(child, load)

@@ -1,7 +1,7 @@
 """I/O errors: operations on one kind of file fail for a while, under load or during a start.
 
 The bus continues without a restart, but what it could not read counts as damaged until the next. No
-receipt is given for what is not stored, and health turns green again by itself. A start may be
+receipt is given for unstored messages, and health turns green again by itself. A start may be
 refused while the disk fails, but not afterwards.
 """
 
@@ -45,7 +45,7 @@ TOGETHER_MAX = 4
 
 
 async def outage_round(folder: Path, chance: random.Random, count: int) -> Findings:
-    """Let the disk fail `count` times, then kill the bus or cut the power, and check everything."""
+    """Make the disk fail `count` times, then kill the bus or cut the power, and check all data."""
     findings = Findings()
     shim = Shim(folder, records=True)
     child = BusChild(folder, settings=LOADED, environment=shim.environment)
@@ -62,7 +62,7 @@ async def outage_round(folder: Path, chance: random.Random, count: int) -> Findi
             else:
                 await _outages(load, shim, faults)
             if one.random() < 0.3:
-                # The next bus is held against everything before it.
+                # The next bus is checked against all promises before it.
                 child.kill_all()
                 if one.random() < 0.5:
                     await asyncio.to_thread(power.cut, one)
@@ -111,7 +111,7 @@ async def _failing_start(load: Load, shim: Shim, chance: random.Random) -> None:
 
 
 def _count(findings: Findings, shim: Shim) -> None:
-    # Nobody may have used the chosen files meanwhile.
+    # The chosen files may not have been used meanwhile.
     findings.count += shim.failures > 0
 
 
@@ -130,7 +130,7 @@ async def _outages(load: Load, shim: Shim, chances: list[random.Random]) -> None
 
 
 async def _outage(load: Load, shim: Shim, chance: random.Random) -> str:
-    """Let the disk fail under load, and recover; what was done."""
+    """Make the disk fail under load, and recover; return what was done."""
     child, findings = load.child, load.findings
     load.stopping.clear()
     running = asyncio.create_task(load.run())
@@ -166,7 +166,7 @@ async def _has_failed(shim: Shim) -> bool:
 
 
 async def _after_reads(load: Load, shim: Shim, fault: str) -> None:
-    """What the bus could not read counts as damaged: only the next bus must have all of it."""
+    """Restart: unreadable data counted as damaged, and only the next bus must have all of it."""
     if shim.fails & control.READ:
         load.child.kill_all()
         if not await load.child.start():

@@ -20,7 +20,9 @@ START_OPERATIONS_MAX = 200
 
 
 async def cut_round(folder: Path, chance: random.Random, count: int) -> Findings:
-    """Cut the power `count` times on one folder; each bus is held against everything before it."""
+    """Cut the power `count` times on one folder; each bus is checked against all promises before
+    it.
+    """
     findings = Findings()
     shim = Shim(folder, records=True)
     durability = chance.choice(("fsync", "interval"))

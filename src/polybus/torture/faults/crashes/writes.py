@@ -23,14 +23,14 @@ LOAD_S_MAX = 4.0
 
 
 async def write_kill_round(folder: Path, chance: random.Random, count: int) -> Findings:
-    """Kill a bus `count` times on one folder; each bus is held against everything before it."""
+    """Kill a bus `count` times on one folder; each bus is checked against all earlier promises."""
     findings = Findings()
     shim = Shim(folder)
     child = BusChild(folder, settings=LOADED, environment=shim.environment)
     load = Load(child, split(chance), findings)
     try:
         for one in [split(chance) for _ in range(count)]:
-            # Else only the process that does the write ends; it may be the hand-over.
+            # Otherwise only the process that does the write ends, perhaps the hand-over.
             is_whole = one.random() < 0.7
             torn = one.random() < 0.5
             if one.random() < 0.4:

@@ -1,8 +1,8 @@
-"""What is done to which files of a stopped bus: a bit, a cut, zeros, a removal.
+"""Corruptions of files of a stopped bus: a flipped bit, a truncation, zeros, a removal.
 
-To serve a corrupted copy costs much more than to corrupt it. So files that have nothing to do with
-each other are corrupted in one copy: whatever is lost of one of them must still be named, and
-nothing that is named because of one may explain a loss of another.
+To serve a corrupted copy costs much more than to corrupt it. So independent files are corrupted in
+one copy: the loss in each must still be reported, and the report for one must not explain the loss
+of another.
 """
 
 import os
@@ -39,7 +39,7 @@ def kinds(data: Path) -> dict[str, list[Path]]:
 
 @dataclass(frozen=True, slots=True)
 class Corruption:
-    """What is done to which file; all places are fractions, as sizes depend on the machine."""
+    """A corruption of a file; positions are fractions, because sizes depend on the machine."""
 
     salt: int
     """Decides the kind of file."""
@@ -66,7 +66,7 @@ class Corruption:
         return paths[int(self.file * len(paths))]
 
     def apply(self, data: Path, path: Path) -> str:
-        """Corrupt a file, and say what was done."""
+        """Corrupt a file; return a description."""
         name, size = path.relative_to(data), path.stat().st_size
         if self.what == "remove" or size == 0:
             path.unlink()
@@ -89,7 +89,7 @@ class Corruption:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What a corrupted file may concern.
+    """What a corrupted file may affect.
 
     `things` are what `verify` may name because of it; files that share one are corrupted apart.
     `topics` may be refused or named damaged; None: any.
@@ -100,7 +100,9 @@ class Reach:
 
 
 def reach_of(name: str) -> Reach | None:
-    """What a file below the data folder concerns; None: perhaps everything, so it is alone."""
+    """What a file below the data folder affects; None: perhaps everything, so it is corrupted
+    alone.
+    """
     first, *rest = name.split("/")
     if first.startswith(STATE):
         # Sessions have packs of these topics, and producers a record there.
@@ -121,7 +123,7 @@ def reach_of(name: str) -> Reach | None:
 
 
 def owners_of(files: Iterable[str]) -> frozenset[str] | None:
-    """The topics that may be damaged by what was done to files; None: any."""
+    """The topics that corruptions may damage; None: any."""
     found: frozenset[str] = frozenset()
     for name in files:
         reach = reach_of(name)
@@ -132,7 +134,7 @@ def owners_of(files: Iterable[str]) -> frozenset[str] | None:
 
 
 def together(files: Iterable[str]) -> list[list[int]]:
-    """Which of these files, by number, are corrupted in one copy, at most TOGETHER_MAX."""
+    """The indexes of files that can be corrupted in one copy, at most TOGETHER_MAX."""
     groups: list[tuple[list[int], set[str], bool]] = []
     for number, name in enumerate(files):
         reach = reach_of(name)

@@ -1,8 +1,8 @@
 """Flips, cuts, zeros and removals in every kind of file of a stopped bus.
 
 Afterwards the bus must start and serve nothing wrong. `verify` must name exactly what is missing:
-the topic and its offsets, the session's packs or the producer. What a file does not concern is
-complete, and a session is notified of what it misses.
+the topic and its offsets, the session's packs or the producer. Everything that a file does not
+affect is complete, and a session is notified of lost messages.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ HANDOVERS_EVERY = 10
 
 @dataclass
 class Holdings:
-    """What a bus has: topics' messages, the session's packs, the last transaction's number."""
+    """The data of a bus: topics' messages, the session's packs, the last transaction's number."""
 
     messages: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
     packs: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class Holdings:
 
 
 class NamedDamages:
-    """What `verify` says of a folder."""
+    """The report of `verify` for a folder."""
 
     def __init__(self, report: VerifyReport) -> None:
         self.notes = report.notes
@@ -95,7 +95,7 @@ class NamedDamages:
 
     @property
     def is_torn(self) -> bool:
-        """A commit that a crash left without an index record looks like one that was cut short."""
+        """A commit without an index record, as after a crash, looks like a truncated one."""
         return any("an unfinished write" in note for note in self.notes)
 
     def has_topic(self, topic: str) -> bool:
@@ -230,7 +230,7 @@ def _tables(data: Path, messages: MessageLedger) -> dict[str, list[tuple[int, st
 
 
 def _check_whole(load: Load, stored: Holdings) -> None:
-    """What was not corrupted has everything that was promised."""
+    """Check that uncorrupted data has everything that was promised."""
     if len(stored.tables.get(LAKE, range(LAKE_BATCHES))) != LAKE_BATCHES:
         load.findings.violated("lost", f"the table {LAKE}: {stored.tables[LAKE]}")
     for topic, messages in stored.messages.items():
@@ -260,7 +260,7 @@ async def _fill(load: Load) -> None:
 async def _serve_copy(
     load: Load, name: str, corrupted: list[str], expected: Holdings, *, handovers: bool = True
 ) -> Holdings:
-    """Verify a copy, serve it, and compare what it has with what it should have."""
+    """Verify a copy, serve it, and compare its data with the expected data."""
     findings = Findings()
     folder = load.child.folder / name
     child = BusChild(folder, handovers=handovers, settings=LOADED)
@@ -297,7 +297,7 @@ async def _serve_copy(
 
 
 async def _stored(child: BusChild, load: Load, expected: Holdings) -> Holdings:
-    """Read everything. What the bus refuses is noted and left out."""
+    """Read everything. Refused topics are recorded and skipped."""
     stored = Holdings()
     listed = (await child.ask("GET", "/v1/topics?system=true"))["topics"]
     stored.refused = {one["name"]: one["damaged"] for one in listed if one.get("damaged")}
@@ -347,7 +347,7 @@ def compare(
     corrupted: Sequence[str],
     findings: Findings,
 ) -> None:
-    """Nothing may be wrong, and exactly what is missing must be `named`.
+    """Check that nothing is wrong, and that exactly the missing data is `named`.
 
     Each text of `corrupted` begins with the name of a file.
     """
@@ -381,9 +381,11 @@ def compare(
 
 def _compare_store(what: str, state: str, findings: Findings, *, is_named: bool) -> None:
     if state == WRONG:
-        findings.violated("phantoms", f"{what} has what nobody sent")
+        findings.violated("phantoms", f"{what} has content that was never sent")
     elif state != RIGHT and not is_named:
-        findings.violated("verify", f"{what} is not served ({state}), and verify is silent")
+        findings.violated(
+            "verify", f"{what} is not served ({state}), and verify does not report it"
+        )
 
 
 def _compare_tables(
@@ -399,7 +401,9 @@ def _compare_tables(
             findings.violated("phantoms", f"the table {table} has wrong rows")
         elif not named.has_table(table):
             reason = rows if isinstance(rows, str) else f"{len(rows)} rows"
-            findings.violated("verify", f"the table {table}: {reason}, and verify is silent")
+            findings.violated(
+                "verify", f"the table {table}: {reason}, and verify does not report it"
+            )
 
 
 def _compare_topic(
@@ -418,7 +422,7 @@ def _compare_topic(
     torn = max(found, default=-1) + 1 if named.is_torn else max(right, default=-1) + 1
     silent = [one for one in missing if one < torn and not named.has_offset(topic, one)]
     if silent:
-        text = f"{len(silent)} messages of {topic} are missing in silence, {silent[0]} first"
+        text = f"{len(silent)} messages of {topic} are missing without a report, {silent[0]} first"
         findings.violated("verify", text)
 
 
@@ -431,7 +435,7 @@ def _compare_packs(
         if events and before is not None and number in expected.seen and events != before:
             findings.violated("packs", f"pack {number} has changed")
         elif not sent.issuperset(events):
-            findings.violated("phantoms", f"pack {number} has what nobody sent")
+            findings.violated("phantoms", f"pack {number} has content that was never sent")
     lost = sent - {event for events in stored.packs.values() for event in events}
     told = {topic for _, topic in stored.notices}
     is_gone = ("session.unset", None) in stored.notices
@@ -439,6 +443,10 @@ def _compare_packs(
         is_named = named.has_state("session", "pack", "direct")
         is_named |= topic != DIRECT and named.has_topic(topic)
         if not is_named:
-            findings.violated("packs", f"events of {topic} are missing, and verify is silent")
+            findings.violated(
+                "packs", f"events of {topic} are missing, and verify does not report it"
+            )
         if not is_gone and (None if topic == DIRECT else topic) not in told and None not in told:
-            findings.violated("packs", f"events of {topic} are missing, and the session is silent")
+            findings.violated(
+                "packs", f"events of {topic} are missing, and the session gets no notice"
+            )
