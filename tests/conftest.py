@@ -136,6 +136,7 @@ LONG_FILES = (
     "test_hostile_messages.py",
     "test_http_fuzz.py",
     "test_kafka.py",
+    "test_kafka_source.py",
     "test_kills.py",
     "test_lake_crash.py",
     "test_resident_memory.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -20,7 +21,9 @@ from pipeline_kit import PipelineFolder
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from sink_kit import values
 from source_kit import offsets_of, rows_of
-from spark_kit import eventually
+from spark_cluster_kit import standalone_cluster
+from spark_kit import environment, eventually, running_bus
+from warm_kit import WARM_SPARK
 
 from polybus.batch import Batch
 from polybus.cli import main
@@ -32,6 +35,7 @@ from polybus.log.kafka.kafka_names import kafka_name
 from polybus.log.kafka.log import KafkaLog
 from polybus.log.kafka.reader import ClusterReader, shared_link
 from polybus.log.kafka.registry import KafkaOptions
+from polybus.spark import shipping
 from polybus.spark.location import BusLocation, find_location
 from polybus.spark.pipelines.flows import FlowRunner
 from polybus.spark.pipelines.standard.batches import flows
@@ -353,6 +357,94 @@ def test_spark_reads_a_cluster_and_writes_back_exactly_once(
         assert values(node.bus, topic) == EVERY
         rows = spark.read.format("polybus").options(**place, subscribe=topic).load()
         assert rows.selectExpr("count(*)", "max(offset)").first()[0] == len(EVERY)
+
+
+# What a user's program does, in a process of its own. The executors have a core each, and there
+# are more tasks than one of them can have at a time.
+PROGRAM = """
+import json, sys
+from polybus.spark.session import session
+
+master, buses, folder = (json.loads(word) for word in sys.argv[1:])
+java = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+spark = session(
+    master=master,
+    conf={
+        "spark.executor.cores": "1",
+        "spark.executor.memory": "512m",
+        "spark.executor.extraJavaOptions": java,
+    },
+)
+
+def readers(batches):
+    import os, time
+    import polybus
+    import pyarrow as pa
+    for batch in batches:
+        time.sleep(0.5)
+        # The parent of a worker is the one process of its executor that starts workers.
+        reader = pa.array([f"{os.getppid()} {polybus.__file__}"] * batch.num_rows)
+        yield pa.record_batch({"value": batch["value"], "reader": reader})
+
+def done(name, source, sink):
+    rows = spark.read.format("polybus").options(**source, minPartitions="4").load()
+    found = rows.select("value").mapInArrow(readers, "value binary, reader string").collect()
+    stream = spark.readStream.format("polybus").options(**source, minPartitions="4")
+    query = (
+        stream.option("startingOffsets", "earliest").load()
+        .selectExpr("concat('copy of ', decode(value, 'UTF-8')) AS value", "key")
+        .writeStream.format("polybus").options(**sink, topic="copies", producer="cluster")
+        .option("checkpointLocation", f"{folder}/{name}").trigger(availableNow=True).start()
+    )
+    query.awaitTermination()
+    rows.limit(2).selectExpr("'batch' AS value").write.format("polybus").mode("append").options(
+        **sink, topic="batches", producer="cluster-batch"
+    ).save()
+    values, who = zip(*[(bytes(row.value).decode(), row.reader.split(" ")) for row in found])
+    executors, homes = (sorted(set(each)) for each in zip(*who))
+    return {"values": values, "executors": executors, "homes": homes}
+
+said = {name: done(name, *places) for name, places in buses.items()}
+json.dump(said | {"master": spark.sparkContext.master}, sys.stdout)
+spark.stop()
+"""
+
+
+def test_source_and_sink_run_on_executors_that_have_polybus_only_as_the_zip(
+    node: ClusterNode, tmp_path: Path
+) -> None:
+    """Over a bus in files, and over brokers that each executor reads by itself."""
+    topics = ["news", "copies", "batches"]
+    for topic in topics[1:]:
+        node.create(topic)
+    with (
+        standalone_cluster(tmp_path) as master,
+        running_bus(tmp_path, topics=topics) as bus,
+    ):
+        bus.publish("news", [str(one) for one in EVERY])
+        places = {"files": ({"data": str(bus.data)},) * 2}
+        places["kafka"] = (node.places["log"], node.places["data"])
+        buses = {
+            name: (place | {"subscribe": "news"}, sink) for name, (place, sink) in places.items()
+        }
+        given = (master, buses, str(tmp_path / "checkpoints"))
+        run = subprocess.run(
+            [sys.executable, "-c", WARM_SPARK + PROGRAM, *map(json.dumps, given)],
+            capture_output=True,
+            env=environment(),
+            timeout=240,
+            check=False,
+        )
+        assert run.returncode == 0, run.stderr.decode()
+        said = json.loads(run.stdout)
+        assert said["master"] == master
+        for name, one in (("files", bus), ("kafka", node.bus)):
+            assert sorted(said[name]["values"]) == [str(each) for each in EVERY]
+            assert len(said[name]["executors"]) == 2
+            (home,) = said[name]["homes"]
+            assert Path(home).parts[-3:-1] == (shipping.package().name, "polybus")
+            assert sorted(values(one, "copies")) == [f"copy of {each}" for each in EVERY]
+            assert values(one, "batches") == ["batch"] * 2
 
 
 # SQL and searches.
