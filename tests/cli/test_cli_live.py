@@ -6,6 +6,7 @@ import errno
 import json
 import shutil
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -172,3 +173,25 @@ def test_the_lines_of_the_bus_are_json_if_that_is_asked_for(tmp_path: Path) -> N
         assert bus.wait(20) == 0
     assert line["level"] == "info" and line["logger"] == "polybus.server"
     assert line["message"] == "the settings were reloaded" and line["time"].endswith("Z")
+
+
+def test_the_text_of_a_peer_is_one_line_of_the_log_without_control_characters(
+    tmp_path: Path,
+) -> None:
+    with subprocess.Popen(
+        [*COMMAND, "serve", "--port", "0", "--data", str(tmp_path / "data")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+    ) as bus:
+        assert bus.stdout is not None and bus.stderr is not None
+        address = bus.stdout.readline().split()[2].decode()
+        forged = "x\n2026-11-17 12:30:00,104 ERROR polybus: gone\x1b[2J\u202e"
+        asked = json.dumps({"messagetype": "register", "topics": [forged]})
+        with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) as peer:
+            peer.sendall(asked.encode())
+            assert b"001001" in peer.recv(4096)
+        bus.terminate()
+        lines = bus.stderr.read().decode().splitlines()
+    assert [line for line in lines if "gone" in line] == lines[:1]
+    assert lines[0].endswith(r"x\n2026-11-17 12:30:00,104 error polybus: gone\x1b[2j\u202e")

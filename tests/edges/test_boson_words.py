@@ -191,6 +191,16 @@ async def test_a_message_to_an_impossible_topic_is_an_error_and_the_connection_s
     ]
 
 
+async def test_an_error_about_a_reserved_topic_does_not_have_the_receipt_id(
+    writer: ScriptedPeer,
+) -> None:
+    await writer.send(frame("news", b"first") + frame("$system?receipt=secret", b"lost"))
+    assert await writer.read_frame() == (
+        "$error",
+        b"topic.reserved clients cannot publish to $system",
+    )
+
+
 async def error_of(peer: ScriptedPeer, part: Part) -> str:
     if part is in_properties:
         return (await read_properties(peer))["hbfe"].decode()

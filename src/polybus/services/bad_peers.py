@@ -10,6 +10,8 @@ from polybus.services.events import EventBook
 logger = logging.getLogger("polybus.peers")
 # A subscriber was disconnected, or lost messages, because it read too slowly.
 SLOW = ("outbox.full", "outbox.dropped")
+# An error may name every topic of a request.
+TEXT_CHARACTERS_MAX = 500
 
 
 class BadPeers:
@@ -51,4 +53,4 @@ class BadPeers:
             self._suppressed += 1
             return
         self._lines += 1
-        logger.warning("%s (%s): %s: %s", peer, protocol, code, text)
+        logger.warning("%s (%s): %s: %s", peer, protocol, code, text[:TEXT_CHARACTERS_MAX])

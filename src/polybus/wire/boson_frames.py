@@ -301,7 +301,7 @@ class BosonFramesCodec(BosonCodec, FrameStream[Event]):
 
     def _control(self, topic: bytes, content: memoryview, events: list[Event]) -> None:
         if topic not in (SUBSCRIBE, UNSUBSCRIBE, LOGIN):
-            shown = topic[:40].decode("utf-8", "replace")
+            shown = split_receipt(topic)[0][:40].decode("utf-8", "replace")
             self._complain(events, "topic.reserved", f"clients cannot publish to {shown}")
             return
         try:

@@ -33,6 +33,7 @@ from polybus.wire.boson_properties_format import (
     FLAG_PREFIX,
     INT32,
     KEY_BYTES_MAX,
+    LENGTH_BYTES,
     TOPIC,
     UINT16,
     VERSION,
@@ -216,7 +217,11 @@ class BosonPropertiesCodec(BosonCodec):
 
     def _handle(self, buffer: Buffer, offsets: PropertyOffsets) -> None:
         """Handle one complete message. Raises PeerError if it is refused."""
-        message = decode(buffer, offsets)
+        try:
+            message = decode(buffer, offsets)
+        except PeerError:
+            self._requested = requested_in(buffer, offsets)
+            raise
         flags, receipt = message.flags, _NO_SPAN
         if flags:
             if SUBSCRIBE in flags or UNSUBSCRIBE in flags or LOGIN in flags:
@@ -314,6 +319,14 @@ class BosonPropertiesCodec(BosonCodec):
             batches = [group.batch(topic, buffer) for topic, group in self._groups.items()]
             self._events.append(Publish(batches))
             self._groups = {}
+
+
+def requested_in(buffer: Buffer, offsets: PropertyOffsets) -> bytes:
+    """The receipt id of a message that cannot be decoded, as the lengths alone show it."""
+    for start, end, value_end in zip(*[iter(offsets)] * 3, strict=True):
+        if bytes(buffer[start:end]) == RECEIPT:
+            return bytes(buffer[end + LENGTH_BYTES : value_end])
+    return b""
 
 
 def part_flag(buffer: Buffer, span: Span | None) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 import pytest
-from boson_properties_kit import LIMITS, codec, part, plain, publish, versioned
+from boson_properties_kit import LIMITS, codec, message, part, plain, publish, versioned
 
 from polybus.config import Limits
 from polybus.wire import boson
@@ -87,6 +87,9 @@ def test_a_receipt_id_over_its_limit_is_refused_and_the_connection_stays() -> No
         publish(b"", b"x", (b"hbfr", b"id")),
         publish(b"a", b"x", (b"hbff", b"9"), (b"hbfr", b"id")),
         part(b"1", b"x", (b"topic", b"\xff"), (b"hbfr", b"id")) + part(b"0", b"y"),
+        publish(b"a", b"x", (b"\xff", b""), (b"hbfr", b"id")),
+        message((b"hbfv", b"2.0"), (b"hbfr", b"id")),
+        message((b"topic", b"a"), (b"hbfr", b"id")),
     ],
 )
 def test_a_refused_message_that_asked_for_a_receipt_is_told_by_its_id(bad: bytes) -> None:

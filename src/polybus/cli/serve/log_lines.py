@@ -11,6 +11,19 @@ from polybus.config import LogLines
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
+class TextLines(logging.Formatter):
+    """One line per message, whatever is in it; a traceback follows on lines of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(TEXT)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return "".join(
+            char if char.isprintable() else char.encode("unicode_escape").decode()
+            for char in super().formatMessage(record)
+        )
+
+
 class JsonLines(logging.Formatter):
     """One JSON object per line, whatever is in a message."""
 
@@ -32,6 +45,6 @@ class JsonLines(logging.Formatter):
 def start(settings: LogLines, *, verbose: bool) -> None:
     """Write the lines that the settings ask for."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines() if settings.format == "json" else logging.Formatter(TEXT))
+    handler.setFormatter(JsonLines() if settings.format == "json" else TextLines())
     level = logging.getLevelNamesMapping()[settings.level.upper()]
     logging.basicConfig(level=min(level, logging.INFO) if verbose else level, handlers=[handler])
