@@ -104,6 +104,14 @@ async def test_what_is_no_statement_to_read_is_refused(shared: Http, query: str,
     assert answer.status_code in (400, 403) and answer.json()["code"] == code, answer.text
 
 
+async def test_an_unknown_name_is_answered_with_near_ones(shared: Http) -> None:
+    near = (await sql(shared, "SELECT * FROM ordes")).json()
+    assert near["detail"].startswith("there is no topic or table ordes; did you mean orders")
+    far = (await sql(shared, "SELECT * FROM nix")).json()
+    assert far["detail"].startswith("there is no topic or table nix; there are ")
+    assert "orders" in far["detail"]
+
+
 @pytest.mark.parametrize(
     ("media", "read"),
     [

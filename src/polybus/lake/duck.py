@@ -15,7 +15,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,7 @@ from polybus.lake.typed import typed_select, view_names, view_schema
 from polybus.log.columns import SCHEMA
 from polybus.log.layout import topic_folder
 from polybus.log.opening import open_reader
+from polybus.names import is_reserved
 from polybus.processes import new_scratch, remove_scratch
 
 MEMORY_MAX = "1GiB"
@@ -214,7 +215,7 @@ class Engine:
         elif (typed := self._typed_query(name)) is not None:
             query, paths = typed
         else:
-            raise unknown_table(name, sorted(self._known()))
+            raise unknown_table(name, self._known())
         if len(parts) > 2:
             text = f'{name}: put a name with more than two parts in quotes: "{name}"'
             raise UsageError("sql.invalid", text)
@@ -352,9 +353,11 @@ def _hive_types(state: TableState) -> str:
     return "{" + ", ".join(pairs) + "}"
 
 
-def unknown_table(name: str, known: Sequence[str]) -> UsageError:
+def unknown_table(name: str, known: Collection[str]) -> UsageError:
     near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
-    some = ", ".join(known[:10]) or "none yet"
+    # Topics of the system last: a statement seldom means them.
+    listed = sorted(known, key=lambda one: (is_reserved(one), one))
+    some = ", ".join(listed[:10]) or "none yet"
     more = f" and {len(known) - 10} more" if len(known) > 10 else ""
     hint = f"did you mean {', '.join(near)}?" if near else f"there are {some}{more}"
     return UsageError("sql.table-unknown", f"there is no topic or table {name}; {hint}")

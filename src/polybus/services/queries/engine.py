@@ -26,7 +26,8 @@ class SightEngine(Engine):
         self._masks = {topic: TopicMask(fields) for topic, fields in sight.masks.items()}
 
     def _known(self) -> set[str]:
-        return super()._known() if self._sight.tables else set(self._topics)
+        own = set(self._sight.known)
+        return own | super()._known() if self._sight.tables else own
 
     def _table(self, parts: Any) -> LakeTable | None:
         found = super()._table(parts)

@@ -37,11 +37,15 @@ class JobError(msgspec.Struct):
 
 
 class Sight(msgspec.Struct):
-    """What a caller may see: topics by the caller's names for them, and their masks."""
+    """What a caller may see: topics by the caller's names for them, and their masks.
+
+    `topics` are those that a statement may name, `known` some of all: an error suggests them.
+    """
 
     topics: dict[str, str]
     masks: dict[str, list[str]] = {}
     tables: bool = False
+    known: list[str] = []
 
 
 class SqlJob(msgspec.Struct, tag="sql"):

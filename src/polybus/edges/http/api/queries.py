@@ -172,11 +172,17 @@ async def sight_of(viewer: Viewer, text: str) -> Sight:
     """The topics and tables that a statement of this viewer may use; other tasks run meanwhile."""
     bare = text.lower().replace('"', "").replace("`", "")
     access = viewer.access
-    found = {}
+    found: dict[str, str] = {}
+    known: list[str] = []
     for number, name in enumerate(viewer.state.bus.topic_names(system=True), 1):
         if number % SLICE_TOPICS == 0:
             await asyncio.sleep(0)
-        if access.may_read(name) and (shown := access.shown(name)) in bare:
+        if not access.may_read(name):
+            continue
+        shown = access.shown(name)
+        if len(known) < NAMES_MAX:
+            known.append(shown)
+        if shown in bare:
             found[shown] = name
             if len(found) >= NAMES_MAX:
                 break
@@ -185,7 +191,7 @@ async def sight_of(viewer: Viewer, text: str) -> Sight:
         mask = viewer.mask_of(full)
         if mask is not None:
             masks[full] = mask.fields
-    return Sight(found, masks, sees_tables(viewer))
+    return Sight(found, masks, sees_tables(viewer), known)
 
 
 def sees_tables(viewer: Viewer) -> bool:
