@@ -156,7 +156,7 @@ UNIDIOMATIC = {
     r"one behind the other": "one after the other",
     r"lets? go of": "releases",
     r"(un)?harm(s|ed|ing)": "corrupts, damages",
-    r"nurser(y|ies)": "zygote, fork server",
+    r"nurser(y|ies)|zygotes?": "fork server, process that forks",
     r"good for nothing": "useless",
     r"(is|was|are|were) (still )?ending": "is stopping",
     r"than it may": "than allowed",

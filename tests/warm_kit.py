@@ -108,7 +108,7 @@ def modules_of(module: str, arguments: Sequence[str]) -> tuple[str, ...]:
     if is_spark or module.startswith("polybus.spark."):
         return ("polybus.spark", "pyspark.sql", "quick_java")
     if module.startswith("polybus.log.") or "serve" in arguments[:1]:
-        return ("polybus.cli.serve", "polybus.edges.node", "polybus.log.arrow_alone", "uvloop")
+        return ("polybus.cli.serve", "polybus.edges.node", "polybus.log.without_pandas", "uvloop")
     verbs = (f"polybus.cli.{verb}" for verb in VERBS)
     used = ("polybus.log.reading.reader", "pandas", "quick_java", "rich.table")
     return (*sorted(set(verbs) - {"polybus.cli.bench"}), *used)

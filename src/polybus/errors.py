@@ -25,14 +25,14 @@ class PolybusError(Exception):
     def __str__(self) -> str:
         return f"{self.code}: {self.text}"
 
-    def again(self) -> Self:
+    def copy(self) -> Self:
         """A copy to raise.
 
         Raising one error object several times would keep the frames of every raise in memory.
         """
         return copy.copy(self)
 
-    def bare(self) -> Self:
+    def without_traceback(self) -> Self:
         """The error without its frames, to be kept.
 
         A kept error refers to the frames it passed, and one of them often refers to the object that

@@ -9,13 +9,13 @@ from bus_kit import closed_loop, new_bus, new_feeds
 
 from polybus.config import Msgstream
 from polybus.services import events as module
-from polybus.services.events import EventBook
+from polybus.services.events import EventRecorder
 from polybus.services.sessions.contents import Content, Follow
 from polybus.services.sessions.feeds import Feed
 from polybus.services.sessions.session import Session
 
 
-class Book(EventBook):
+class Book(EventRecorder):
     """A book whose clock the test moves, in microseconds."""
 
     def __init__(self) -> None:

@@ -34,7 +34,7 @@ from typing import Any
 import pytest
 from disk_kit import End, Tree, WatchedDisk
 
-from polybus.log.arrow_alone import leave_pandas_out
+from polybus.log.without_pandas import block_pandas
 from polybus.services.checking import verify
 from polybus.torture.bus.warm import start_server
 
@@ -217,7 +217,7 @@ def _run_once(results: Any, function: Callable[..., Any], *arguments: Any) -> No
 
 
 def _run(results: Any, scenario: Scenario, data: Path) -> None:
-    leave_pandas_out()
+    block_pandas()
     crash = Crash("kill", 0, "the start", [])
     try:
         data.mkdir()

@@ -30,7 +30,7 @@ from polybus.log.journal.committer import RETRY_S, Committer
 from polybus.services.accounts.accounts import Accounts
 from polybus.services.accounts.store import AccountStore
 from polybus.services.context import Context, Durability
-from polybus.services.events import EventBook
+from polybus.services.events import EventRecorder
 from polybus.services.memory import MemoryGate
 from polybus.services.services import Services
 from polybus.testing import ManualClock
@@ -123,7 +123,7 @@ class SteppedCommitter(Committer):
         while not done():
             self._round()
             if self.failure is not None:
-                raise self.failure.again()
+                raise self.failure.copy()
 
     def close(self) -> None:
         self.sync()
@@ -178,7 +178,7 @@ class Life:
             clock_us=self._clock,
             memory=MemoryGate(self.log, loop, bytes_max=1 << 30),
             durability=Durability(bus),
-            events=EventBook(bus, loop, self._clock, enabled=False),
+            events=EventRecorder(bus, loop, self._clock, enabled=False),
         )
         accounts = Accounts(AccountStore(self.data), bus, self._config, loop)
         self.access = accounts.default

@@ -26,7 +26,7 @@ from polybus.services.accounts.accounts import Accounts
 from polybus.services.accounts.cluster import ClusterAccountStore
 from polybus.services.cluster_table import ClusterTable
 from polybus.services.context import Context, Durability
-from polybus.services.events import EventBook
+from polybus.services.events import EventRecorder
 from polybus.services.memory import MemoryGate
 from polybus.services.sessions.inboxes import Inboxes
 from polybus.services.state import StateDb
@@ -132,7 +132,7 @@ class FakeNode:
             clock_us=clock,
             memory=MemoryGate(self.log, loop, bytes_max=1 << 30),
             durability=Durability(bus),
-            events=EventBook(bus, loop, clock, enabled=False),
+            events=EventRecorder(bus, loop, clock, enabled=False),
             cluster_table=self.cluster_table,
         )
         self.inboxes = Inboxes(self.context, StateDb(data, fsync=False), self.accounts)

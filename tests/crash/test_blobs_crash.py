@@ -26,7 +26,7 @@ from polybus.log.blobs import (
 from polybus.log.disk import Disk
 from polybus.log.history.handover import compact
 from polybus.log.verify.verify import verify
-from polybus.services.blobs.blobs import Kept
+from polybus.services.blobs.blobs import StoredPayload
 from polybus.services.blobs.unfinished import ContinuedBlob
 from polybus.services.transactions.commits import TransactionKey
 from polybus.services.transactions.transactions import CommitRequest
@@ -43,7 +43,7 @@ async def store(node: Node, topics: list[str], payload: bytes) -> None:
     access, blobs = node.accounts.default, node.services.blobs
     upload = blobs.upload(access, topics[0])
     await upload.write(payload)
-    kept: Kept = await blobs.keep(upload, topics)
+    kept: StoredPayload = await blobs.keep(upload, topics)
     batches = [kept.batch(topic) for topic in topics]
     node.bus.commit(batches, urgent=True)
     blobs.published(kept, batches)
@@ -113,7 +113,7 @@ def check(crash: Crash) -> None:
 CONTINUED = b"in pieces"
 
 
-async def send_piece(node: Node) -> Kept | None:
+async def send_piece(node: Node) -> StoredPayload | None:
     """Send the next piece of an upload and disconnect, as a client does; the whole at its end."""
     access, blobs = node.accounts.default, node.services.blobs
     sha256 = hashlib.sha256(CONTINUED).hexdigest()
@@ -301,13 +301,13 @@ def test_a_payload_that_arrives_again_repairs_its_blob(
         assert set(look(tmp_path)) == {"whole"}
 
 
-async def keep(node: Node, payload: bytes) -> Kept:
+async def keep(node: Node, payload: bytes) -> StoredPayload:
     upload = node.services.blobs.upload(node.accounts.default, "a")
     await upload.write(payload)
     return await node.services.blobs.keep(upload, ["a"])
 
 
-async def publish_kept(node: Node, kept: Kept) -> None:
+async def publish_kept(node: Node, kept: StoredPayload) -> None:
     batches = [kept.batch("a")]
     node.bus.commit(batches, urgent=True)
     node.services.blobs.published(kept, batches)

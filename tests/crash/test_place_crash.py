@@ -8,23 +8,28 @@ from crash_kit import Run, crashes
 
 from polybus.config import Config
 from polybus.errors import ConfigError
-from polybus.log.cluster_place import ClusterPlace, check_place, read_place, write_place
+from polybus.log.cluster_location import (
+    ClusterLocation,
+    check_location,
+    read_location,
+    write_location,
+)
 
-PLACE = ClusterPlace(log="kafka://127.0.0.1:1", prefix="shop.")
+PLACE = ClusterLocation(log="kafka://127.0.0.1:1", prefix="shop.")
 
 
 def note(run: Run) -> None:
     """What a node does before it keeps anything in the folder."""
-    write_place(run.data, PLACE)
+    write_location(run.data, PLACE)
     run.acknowledge("noted")
 
 
 def look(data: Path) -> str:
     """What a start without the settings of the node does."""
     try:
-        check_place(Config(data=str(data)))
+        check_location(Config(data=str(data)))
     except ConfigError as error:
-        assert read_place(data) == PLACE
+        assert read_location(data) == PLACE
         return error.code
     return "a bus in files"
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 from crash_kit import Crash, Run, crashes
 
 from polybus.lake.table import open_table
-from polybus.spark.pipelines.declared.view_flow import ViewNote, commit_view, read_note
+from polybus.spark.pipelines.declared.view_flow import ViewMetadata, commit_view, read_note
 
 REFRESHES = 3
 
@@ -20,7 +20,7 @@ def refresh_often(run: Run) -> None:
     known = read_note(folder, view)
     for covered in range(0 if known is None else known.covered + 1, REFRESHES):
         note = view.write(pa.table({"covered": [covered]}))
-        commit_view(view, [note], view.state, folder, ViewNote(-1, "q", "i", covered))
+        commit_view(view, [note], view.state, folder, ViewMetadata(-1, "q", "i", covered))
         run.acknowledge(covered)
 
 

@@ -14,9 +14,9 @@ import pytest
 from accounts_kit import SPEAKERS, Speaker
 from edge_kit import TIMEOUT_S, frame, line, properties, until
 
-from polybus.edges import verbs
+from polybus.edges import access_matrix
+from polybus.edges.access_matrix import DONE, PeerRole
 from polybus.edges.node import Node
-from polybus.edges.verbs import DONE, PeerRole
 from polybus.services.accounts.records import RIGHTS
 from polybus.testing import run_bus
 
@@ -123,7 +123,7 @@ def bytes_of(name: str, protocol: str, topic: str, blob: str) -> bytes:
     speaker = SPEAKERS.get(protocol, SPEAKERS["goms"])
     first, end = ("hbff", b"\x03"), ("hbff", b"\x00")
     named = (("topic", topic.encode()), ("content", b"x"))
-    by_frames = protocol == verbs.FRAMES
+    by_frames = protocol == access_matrix.FRAMES
     match name:
         case "publish":
             return speaker.publish(topic, "x")
@@ -137,8 +137,8 @@ def bytes_of(name: str, protocol: str, topic: str, blob: str) -> bytes:
             return frame("$subscribe", b"*") if by_frames else properties(("hbfs", b"*"))
         case "unsubscribe from all topics":
             nothing = {
-                verbs.FRAMES: frame("$unsubscribe"),
-                verbs.PROPERTIES: properties(("hbfu", b"")),
+                access_matrix.FRAMES: frame("$unsubscribe"),
+                access_matrix.PROPERTIES: properties(("hbfu", b"")),
             }
             return nothing.get(protocol, line("logout"))
         case "close":
@@ -170,7 +170,11 @@ async def answer_of(peer: Any, speaker: Speaker, request: bytes) -> str:
 async def ask(node: Node, peer: Any, name: str, protocol: str, place: Place) -> str:
     """The answer to a request: DONE, or the code of the refusal."""
     speaker = SPEAKERS.get(protocol, SPEAKERS["goms"])
-    if name == "publish" and protocol in (verbs.GOMS, verbs.UDP) and place.registers:
+    if (
+        name == "publish"
+        and protocol in (access_matrix.GOMS, access_matrix.UDP)
+        and place.registers
+    ):
         await peer.send(speaker.subscribe(place.shown))
         assert (await speaker.hear(peer))[0] == "subscribed"
     request = bytes_of(name, protocol, place.shown, place.blob)
@@ -181,7 +185,7 @@ async def ask(node: Node, peer: Any, name: str, protocol: str, place: Place) -> 
         return DONE if kind == "chunk" else code
     if name == "close":
         await peer.send(request)
-        if protocol == verbs.UDP:
+        if protocol == access_matrix.UDP:
             address = peer._transport.get_extra_info("sockname")
             await until(lambda: address not in node.server._udp_edges[0]._peers)
         else:

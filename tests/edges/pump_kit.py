@@ -15,8 +15,8 @@ import pytest
 from edge_kit import TIMEOUT_S, frame, open_connections, until
 
 from polybus.edges.node import Node
+from polybus.edges.tcp import context
 from polybus.edges.tcp import pump as installed
-from polybus.edges.tcp import shared
 from polybus.scan import plain
 from polybus.testing import ScriptedPeer
 
@@ -29,7 +29,7 @@ def pump(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
         for name in (f"{tcp}.transport", f"{tcp}.handling", installed.__name__):
             chosen = plain.from_source(name)
             monkeypatch.setitem(sys.modules, name, chosen)
-    monkeypatch.setattr(shared, "Pump", chosen.Pump)
+    monkeypatch.setattr(context, "Pump", chosen.Pump)
     yield chosen
 
 

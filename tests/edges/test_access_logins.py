@@ -27,11 +27,8 @@ from accounts_kit import SPEAKERS, Speaker
 from edge_kit import TIMEOUT_S, UdpClient, until
 from test_udp_strangers import Wire
 
-from polybus.edges import verbs
-from polybus.edges.node import Node
-from polybus.edges.protocols.queue import QueueTranslator
-from polybus.edges.protocols.translator import Translator
-from polybus.edges.verbs import (
+from polybus.edges import access_matrix
+from polybus.edges.access_matrix import (
     CLOSED,
     DONE,
     DROPPED,
@@ -43,6 +40,9 @@ from polybus.edges.verbs import (
     WAITS,
     PeerRole,
 )
+from polybus.edges.node import Node
+from polybus.edges.protocols.queue import QueueTranslator
+from polybus.edges.protocols.translator import Translator
 from polybus.services.accounts import accounts, throttle
 from polybus.testing import ScriptedPeer
 
@@ -71,10 +71,10 @@ class Asked(NamedTuple):
         return self.node.bus.log.bounds(self.place.full).stop
 
     def peer(self) -> Any:
-        if self.protocol == verbs.UDP:
+        if self.protocol == access_matrix.UDP:
             return UdpClient(self.node.udp_port)
         port = self.node.tcp_port
-        if self.protocol == verbs.QUEUE:
+        if self.protocol == access_matrix.QUEUE:
             at = 3 if self.role == "default" else 2
             port = int(self.node.addresses[at].rpartition(":")[2])
         return ScriptedPeer(port, timeout_s=TIMEOUT_S)
@@ -122,7 +122,7 @@ async def after_the_end(asked: Asked) -> str:
         end_token(asked.node, asked.role, token)
         code = "000401" if asked.speaker is SPEAKERS["goms"] else "auth.ended"
         assert (await asked.speaker.hear(peer))[:2] == ("error", code)
-        if asked.protocol != verbs.UDP:
+        if asked.protocol != access_matrix.UDP:
             before = asked.stored
             with contextlib.suppress(ConnectionError):
                 await peer.send(asked.request)
@@ -141,7 +141,7 @@ async def during_a_login(asked: Asked) -> str:
     login, speaker = asked.speaker.login("shop", PASSWORD), asked.speaker
     with held_logins(asked.node) as let_go:
         async with asked.peer() as peer:
-            if asked.protocol == verbs.UDP:
+            if asked.protocol == access_matrix.UDP:
                 dropped = bad["udp.dropped"]
                 await peer.send(login)
                 await peer.send(asked.request)
@@ -166,7 +166,7 @@ async def has_happened(asked: Asked, peer: Any, before: int) -> None:
     match asked.name:
         case "close":
             assert await peer.read_to_end() == b""
-        case "publish" if asked.protocol == verbs.GOMS:
+        case "publish" if asked.protocol == access_matrix.GOMS:
             # It is refused, since it has not registered.
             assert (await asked.speaker.hear(peer))[1] == "002001"
         case "publish" | "publish in parts":
@@ -252,7 +252,7 @@ async def queue_during_a_login(
 
 
 async def answer_to(asked: Asked) -> str:
-    if asked.protocol == verbs.QUEUE:
+    if asked.protocol == access_matrix.QUEUE:
         is_asked = asked.role != "unproven" and (asked.name, asked.role) != ("log in", "default")
         if not is_asked:
             return NONE
@@ -266,7 +266,7 @@ async def answer_to(asked: Asked) -> str:
         case "logging-in":
             return await during_a_login(asked)
         case "unproven":
-            return await unproven(asked) if asked.protocol == verbs.UDP else NONE
+            return await unproven(asked) if asked.protocol == access_matrix.UDP else NONE
     return await by_token(asked)
 
 

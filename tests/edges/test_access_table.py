@@ -31,11 +31,11 @@ from edge_kit import TIMEOUT_S, UdpClient, until
 from test_accounts_http import TABLE
 
 from polybus import names
-from polybus.edges import verbs
+from polybus.edges import access_matrix
+from polybus.edges.access_matrix import CLOSED, DONE, LOGINS, OVER, REQUESTS, ROLES, PeerRole
 from polybus.edges.http.routes import OPERATIONS
 from polybus.edges.node import Node
-from polybus.edges.verbs import CLOSED, DONE, LOGINS, OVER, REQUESTS, ROLES, PeerRole
-from polybus.edges.web_verbs import http_answer
+from polybus.edges.web_access_matrix import http_answer
 from polybus.services.accounts import accounts, pace, throttle
 from polybus.testing import ScriptedPeer
 from polybus.wire import boson_frames, boson_properties, goms, queue
@@ -64,7 +64,7 @@ def account_of(role: PeerRole) -> str:
 async def stream_answer(node: Node, name: str, protocol: str, role: PeerRole, blob: str) -> str:
     speaker = SPEAKERS.get(protocol, SPEAKERS["goms"])
     peer: Any = ScriptedPeer(node.tcp_port, timeout_s=TIMEOUT_S)
-    if protocol == verbs.UDP:
+    if protocol == access_matrix.UDP:
         peer = UdpClient(node.udp_port)
     topic = "shared" if role == "owner" else TOPIC
     async with peer:
@@ -110,7 +110,7 @@ async def test_every_request_of_streams_is_answered_as_the_table_says(
                 for role in STREAMED:
                     place = (request.name, protocol, role)
                     wanted[place] = request.answer(protocol, role)
-                    if protocol == verbs.QUEUE:
+                    if protocol == access_matrix.QUEUE:
                         found[place] = await queue_answer(node, request.name, role)
                     else:
                         found[place] = await stream_answer(node, request.name, protocol, role, blob)

@@ -27,10 +27,10 @@ from edge_kit import TIMEOUT_S, until
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
+from polybus.edges.access_matrix import CLOSED, DONE, LOGINS, NONE, OVER, ROLES, PeerRole
 from polybus.edges.http.live.page import LivePeer
 from polybus.edges.node import Node
-from polybus.edges.verbs import CLOSED, DONE, LOGINS, NONE, OVER, ROLES, PeerRole
-from polybus.edges.web_verbs import LIVE, POLL, WEB_REQUESTS, WebRequest
+from polybus.edges.web_access_matrix import LIVE, POLL, WEB_REQUESTS, WebRequest
 from polybus.log.layout import admin_token_path
 from polybus.services.accounts import accounts, throttle
 

@@ -104,10 +104,10 @@ async def test_an_edit_that_was_not_noted_is_recorded_by_the_next_start(
     end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`before` its message in `$audit`, or `after` it and before the note."""
-    real = audit.AuditBook.record
+    real = audit.AuditLog.record
     failed: list[object] = []
 
-    async def fail(self: audit.AuditBook, *entry: object) -> None:
+    async def fail(self: audit.AuditLog, *entry: object) -> None:
         if end == "after":
             await real(self, *entry)  # type: ignore[arg-type]
         failed.append(entry)

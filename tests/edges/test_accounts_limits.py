@@ -236,7 +236,7 @@ async def test_a_queue_belongs_to_its_account_and_may_require_a_token(
         configure(node, "shop", limits={"messages-per-s-max": 1})
         await until(lambda: node.accounts.configs.quotas["shop"].messages_per_s == 1)
         async with ScriptedPeer(node.tcp_port, timeout_s=TIMEOUT_S) as peer:
-            # Taken whole, and too much for what follows. The protocol has no errors but a reset.
+            # Accepted as a whole, and over the limit for later ones. A reset is the only error.
             await peer.send(length_and(b"x") * 100)
             await until(lambda: node.bus.log.bounds("shop/jobs").stop == 103)
             await peer.send(length_and(b"refused"))

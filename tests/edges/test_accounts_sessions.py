@@ -303,7 +303,7 @@ async def test_a_start_ends_the_sessions_of_accounts_that_are_gone(tmp_path: Pat
     async with accounts_bus(str(tmp_path)) as bus:
         key = await (await bus.of("shop")).open_session("news")
         kept = await (await bus.of("other")).open_session()
-        for topic in bus.node.accounts._book.topics_of("shop"):
+        for topic in bus.node.accounts._registry.topics_of("shop"):
             bus.node.bus.delete_account_topic(topic)
         # As a stopped bus does it.
         bus.node.accounts.store.delete("shop")

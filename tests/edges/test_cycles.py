@@ -18,7 +18,7 @@ from cycles_kit import LARGE_FRAME, SCENARIOS, TLS, Bus, Scenario, new_session, 
 from edge_kit import frame, until
 from uvloop import new_event_loop
 
-from polybus.edges.http.upper import Upper
+from polybus.edges.http.upper_layer import UpperLayer
 from polybus.edges.node import Node
 from polybus.edges.protocols.translator import Translator
 from polybus.edges.tcp.connection import Connection
@@ -53,7 +53,7 @@ OF_A_PROCESS = (
     *("asyncio.subprocess.SubprocessStreamProtocol", "asyncio.streams.StreamReader"),
     "asyncio.streams.StreamWriter",
 )
-PARTS = (Connection, Outbox, Translator, Upper, UdpPeer)
+PARTS = (Connection, Outbox, Translator, UpperLayer, UdpPeer)
 
 World = tuple[asyncio.Runner, Node, Bus]
 

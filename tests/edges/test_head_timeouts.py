@@ -15,11 +15,11 @@ import pytest
 from certificate_kit import Authority
 from edge_kit import frame, line, properties
 
-from polybus.edges.tcp import shared
+from polybus.edges.tcp import context
 from polybus.testing import ScriptedPeer, run_bus
 
-STEP_S = shared.TICK_S
-LATE_S = shared.TICK_S * (shared.TICKS_PER_OVERDUE_CHECK + 1)
+STEP_S = context.TICK_S
+LATE_S = context.TICK_S * (context.TICKS_PER_OVERDUE_CHECK + 1)
 REAL_S_MAX = 20.0
 # What the default limits allow.
 DETECT_S, MESSAGE_S, LOGIN_S = 10.0, 30.0, 60.0

@@ -404,7 +404,7 @@ async def test_a_list_of_a_hundred_thousand_topics_holds_up_nobody() -> None:
             log._topics[name] = log._topics["news"]
             log._notes[name] = log._notes["news"]
             bus._topics[name] = Topic(name)
-            node.accounts._book.topic_created(name)
+            node.accounts._registry.topic_created(name)
         async with ScriptedPeer(node.tcp_port, timeout_s=30) as peer:
             await peer.send(
                 b"GET /v1/topics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"

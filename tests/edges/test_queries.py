@@ -25,7 +25,7 @@ from polybus.errors import StorageError
 from polybus.lake.table import open_table
 from polybus.log.layout import admin_token_path
 from polybus.services.queries.forms import encoded, for_browser
-from polybus.services.queries.jobs import ERROR, HEAD, Sight, SqlJob, encode_job
+from polybus.services.queries.jobs import ERROR, HEAD, SqlJob, Visibility, encode_job
 from polybus.services.queries.worker import QueryWorker
 
 NDJSON = {"content-type": "application/x-ndjson"}
@@ -163,7 +163,7 @@ async def test_a_full_disk_under_a_download_is_not_the_fault_of_the_query(
 
     monkeypatch.setattr(tempfile, "SpooledTemporaryFile", Full)
     out = io.BytesIO()
-    job = SqlJob("SELECT 1", Sight({}), 10, "csv")
+    job = SqlJob("SELECT 1", Visibility({}), 10, "csv")
     QueryWorker(shared.node.data, out).do(encode_job(job))
     kind, _ = HEAD.unpack_from(out.getvalue())
     failed = json.loads(out.getvalue()[HEAD.size :])

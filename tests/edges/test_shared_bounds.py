@@ -8,7 +8,7 @@ import pytest
 
 from polybus.config import Limits
 from polybus.edges.tcp.buffers import ReadBuffers
-from polybus.edges.tcp.shared import FREE_BYTES, Assembly
+from polybus.edges.tcp.context import FREE_BYTES, Assembly
 from polybus.services.bad_peers import BadPeers
 
 

@@ -244,7 +244,7 @@ async def test_a_message_that_nobody_subscribes_to_is_not_encoded(
 async def test_who_takes_reads_first_leaves_the_others_to_its_connection(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    class Picky(sys.modules["polybus.edges.tcp.transport"].Taker):  # type: ignore[misc]
+    class Picky(sys.modules["polybus.edges.tcp.transport"].ReadInterceptor):  # type: ignore[misc]
         def __init__(self) -> None:
             self.taken: list[bytes] = []
 
@@ -260,7 +260,7 @@ async def test_who_takes_reads_first_leaves_the_others_to_its_connection(
         picky = Picky()
         connections = {one.name: cast(Connection, one) for one in node.tcp.connections}
         for one in sockets_of(found)[:3]:
-            connections[name_of(one)].hand_reads_to(picky)
+            connections[name_of(one)].intercept_reads(picky)
         messages = [b"mine 1", frame("news?receipt=a", b"a"), b"bad", frame("news?receipt=b", b"b")]
 
         send_together(node, found, messages)

@@ -409,7 +409,9 @@ async def test_a_node_that_dies_after_any_write_of_a_transaction_leaves_all_of_i
 
             with monkeypatch.context() as patched:
                 patched.setattr(KafkaTransaction, "_until_done", until_done)
-                patched.setattr("polybus.log.kafka.log.BegunTransaction.abort", lambda self: None)
+                patched.setattr(
+                    "polybus.log.kafka.log.BlockingTransaction.abort", lambda self: None
+                )
                 with contextlib.suppress(httpx.HTTPError):
                     async with httpx.AsyncClient() as other:
                         texts = [b"%d" % step]

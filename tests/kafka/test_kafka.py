@@ -32,7 +32,7 @@ from polybus.cli.cluster import cluster
 from polybus.client import Message, Subscription
 from polybus.edges.node import Node
 from polybus.errors import PolybusError, StorageError, UsageError
-from polybus.log.cluster_place import ClusterPlace
+from polybus.log.cluster_location import ClusterLocation
 from polybus.log.interface import Log, LogCallbacks, TopicSettings
 from polybus.log.kafka.following import fetch_at
 from polybus.log.kafka.kafka_names import kafka_name
@@ -499,7 +499,7 @@ async def test_a_killed_leader_costs_no_receipted_message_and_no_order(
 
         is_over = threading.Event()
         readers = (
-            ClusterReader(ClusterPlace(log=brokers.url, prefix=prefix)),
+            ClusterReader(ClusterLocation(log=brokers.url, prefix=prefix)),
             RemoteLog(BusLocation(url=url(found[0], "http"))),
         )
         following = [

@@ -9,10 +9,10 @@ from click.testing import CliRunner
 
 from polybus.cli import main
 from polybus.errors import ConfigError, StorageError
-from polybus.log.cluster_place import NAME, ClusterPlace, read_place, write_place
+from polybus.log.cluster_location import NAME, ClusterLocation, read_location, write_location
 from polybus.testing import run_bus
 
-PLACE = ClusterPlace(log="kafka://127.0.0.1:2", prefix="shop.")
+PLACE = ClusterLocation(log="kafka://127.0.0.1:2", prefix="shop.")
 
 
 def content(data: Path) -> dict[str, bytes]:
@@ -34,7 +34,7 @@ def content(data: Path) -> dict[str, bytes]:
 def test_a_command_without_the_settings_of_the_node_refuses_its_folder_and_changes_nothing(
     command: list[str], tmp_path: Path
 ) -> None:
-    write_place(tmp_path, PLACE)
+    write_location(tmp_path, PLACE)
     before = content(tmp_path)
     ended = CliRunner().invoke(main, [word.format(data=tmp_path) for word in command])
     assert ended.exit_code == 2, ended.output
@@ -47,7 +47,7 @@ def test_a_command_without_the_settings_of_the_node_refuses_its_folder_and_chang
 async def test_a_bus_in_files_begins_in_the_folder_of_a_node_once_its_note_is_removed(
     tmp_path: Path,
 ) -> None:
-    write_place(tmp_path, PLACE)
+    write_location(tmp_path, PLACE)
     with pytest.raises(ConfigError):
         async with run_bus("t", data=str(tmp_path)):
             pass
@@ -61,10 +61,10 @@ def test_a_note_that_cannot_be_read_is_an_error_and_not_a_folder_without_one(
 ) -> None:
     (tmp_path / NAME).mkdir()
     with pytest.raises(StorageError):
-        read_place(tmp_path)
+        read_location(tmp_path)
     (tmp_path / NAME).rmdir()
-    assert read_place(tmp_path) is None
+    assert read_location(tmp_path) is None
     (tmp_path / NAME).write_text("{}")
     with pytest.raises(StorageError) as damaged:
-        read_place(tmp_path)
+        read_location(tmp_path)
     assert damaged.value.code == "log.damaged"

@@ -13,7 +13,7 @@ from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.log.interface import TopicSettings
 from polybus.log.kafka import registry
 from polybus.log.kafka.link import KafkaLink
-from polybus.log.kafka.producing import Producing, ProducingCallbacks, Taken, TopicQueue
+from polybus.log.kafka.producing import Producing, ProducingCallbacks, QueuedBatch, TopicQueue
 from polybus.log.kafka.recent import KafkaTopic
 from polybus.log.kafka.registry import KafkaOptions, KafkaTopics, TopicRecord
 from polybus.log.kafka.transacting import KafkaTransaction
@@ -96,7 +96,7 @@ async def test_publishing_names_what_kafka_refused(
     )
     producing = Producing(cast(KafkaLink, link), {"t": queue}.get, tell)
     await producing.open()
-    producing.put(Taken(1, Batch.of("t", [b"x"]), 1))
+    producing.put(QueuedBatch(1, Batch.of("t", [b"x"]), 1))
     said = await found
     for task in link.tasks:
         task.cancel()

@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, Resourc
 
 from polybus.batch import Batch
 from polybus.errors import UsageError
-from polybus.log.cluster_place import ClusterPlace
+from polybus.log.cluster_location import ClusterLocation
 from polybus.log.interface import Bounds, TopicSettings
 from polybus.log.kafka import filling
 from polybus.log.kafka.log import KafkaLog
@@ -132,7 +132,7 @@ def test_a_record_that_arrives_late_brings_no_deleted_topic_back(
     record = a.topic("t").record
     until(lambda: "t" in b.topics())
     b.delete_topic("t")
-    reader = ClusterReader(ClusterPlace(log=brokers.url, prefix=prefix))
+    reader = ClusterReader(ClusterLocation(log=brokers.url, prefix=prefix))
     try:
         # The answer to the creation was lost, so its record is sent again.
         a.link.run(KafkaTopics(a.link, a._options).write([record]))

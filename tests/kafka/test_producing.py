@@ -15,7 +15,7 @@ from polybus.log.kafka import log as log_module
 from polybus.log.kafka import producing as producing_module
 from polybus.log.kafka.link import KafkaLink
 from polybus.log.kafka.log import KafkaLog
-from polybus.log.kafka.producing import Producing, ProducingCallbacks, Taken, TopicQueue
+from polybus.log.kafka.producing import Producing, ProducingCallbacks, QueuedBatch, TopicQueue
 from polybus.log.kafka.recent import KafkaTopic
 from polybus.log.kafka.registry import KafkaOptions, TopicRecord
 from polybus.log.topics import unknown
@@ -72,7 +72,7 @@ async def test_a_topic_that_must_begin_again_repeats_nothing_of_another() -> Non
     producing = Producing(cast(KafkaLink, link), queues.get, tell)
     await producing.open()
     for ticket, topic in enumerate(queues, 1):
-        producing.put(Taken(ticket, Batch.of(topic, [b"x"]), 1))
+        producing.put(QueuedBatch(ticket, Batch.of(topic, [b"x"]), 1))
     waiting = dict([await link.requests.get() for _ in queues])
     waiting[1].set_result(answered("one", OUT_OF_ORDER, -1))
     broker, again = await link.requests.get()
@@ -100,7 +100,7 @@ async def test_a_batch_that_a_broker_has_without_an_offset_gets_no_receipt_and_b
     producing = Producing(cast(KafkaLink, link), queues.get, tell)
     await producing.open()
     for ticket, offset in ((1, -1), (2, 8)):
-        producing.put(Taken(ticket, Batch.of("one", [b"x"]), 1))
+        producing.put(QueuedBatch(ticket, Batch.of("one", [b"x"]), 1))
         _, request = await link.requests.get()
         request.set_result(answered("one", DUPLICATE if offset < 0 else 0, offset))
     assert [await said.get() for _ in range(2)] == [("log.refused", 1), ("acked", 8)]
@@ -124,11 +124,11 @@ async def test_only_the_topic_whose_leader_does_not_answer_counts_as_failed(
     )
     producing = Producing(cast(KafkaLink, link), queues.get, tell)
     await producing.open()
-    producing.put(Taken(1, Batch.of("two", [b"x"]), 1))
+    producing.put(QueuedBatch(1, Batch.of("two", [b"x"]), 1))
     await link.requests.get()
     # The other topic is answered all the time.
     for offset in range(100):
-        producing.put(Taken(2 + offset, Batch.of("one", [b"x"]), 1))
+        producing.put(QueuedBatch(2 + offset, Batch.of("one", [b"x"]), 1))
         _, request = await link.requests.get()
         request.set_result(answered("one", 0, offset))
         if not failed.empty():
@@ -154,12 +154,12 @@ async def test_a_late_answer_about_a_deleted_topic_stops_nothing_of_a_new_one_of
     )
     producing = Producing(cast(KafkaLink, link), queues.get, tell)
     await producing.open()
-    producing.put(Taken(1, Batch.of("one", [b"x"]), 1))
+    producing.put(QueuedBatch(1, Batch.of("one", [b"x"]), 1))
     _, request = await link.requests.get()
     deleted, queues["one"] = queues["one"], TopicQueue("one", "one", 2)
     if is_deleted_first:
         producing.refuse_all(deleted, unknown("one"))
-    producing.put(Taken(2, Batch.of("one", [b"y"]), 1))
+    producing.put(QueuedBatch(2, Batch.of("one", [b"y"]), 1))
     await asyncio.sleep(0)
     request.set_result(answered("one", UNKNOWN_TOPIC, -1))
     assert await said.get() == ("topic.unknown", 1)

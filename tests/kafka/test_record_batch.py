@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from polybus.batch import Batch
 from polybus.cli import main
 from polybus.errors import ConfigError, StorageError, UsageError
-from polybus.log.cluster_place import ClusterPlace, write_place
+from polybus.log.cluster_location import ClusterLocation, write_location
 from polybus.log.kafka.following import committed, from_offset
 from polybus.log.kafka.kafka_names import kafka_name
 from polybus.log.kafka.record_batch import (
@@ -163,7 +163,7 @@ def test_commands_that_read_files_refuse_a_log_in_kafka_and_name_the_setting(
     assert ended.exit_code != 0
     assert "cluster.unsupported" in ended.output
     assert "`log`" in ended.output
-    write_place(tmp_path, ClusterPlace(log="kafka://127.0.0.1:2"))
+    write_location(tmp_path, ClusterLocation(log="kafka://127.0.0.1:2"))
     noted = CliRunner().invoke(main, command, env={"POLYBUS_DATA": str(tmp_path)})
     assert "kafka://127.0.0.1:2" in noted.output
 

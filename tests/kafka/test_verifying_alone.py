@@ -13,7 +13,7 @@ import pytest
 
 from polybus.batch import Batch
 from polybus.errors import StorageError
-from polybus.log.cluster_place import ClusterPlace
+from polybus.log.cluster_location import ClusterLocation
 from polybus.log.interface import SHARED
 from polybus.log.kafka import verifying
 from polybus.log.kafka.fetch_session import Followed
@@ -115,7 +115,7 @@ class Asked:
 
 
 def check() -> VerifyReport:
-    place = ClusterPlace(log="kafka://127.0.0.1:1")
+    place = ClusterLocation(log="kafka://127.0.0.1:1")
     return verifying.ClusterCheck(place, lambda topic, batch: (), None).run()
 
 

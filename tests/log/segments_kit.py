@@ -14,7 +14,7 @@ from polybus.log.disk import Disk
 from polybus.log.history.topic_history import TopicHistory
 from polybus.log.journal.commit import Encoder
 from polybus.log.journal.segment import CommitEntry, Segment, SegmentWriter, read_rows
-from polybus.log.topics import DataNote, TopicNote
+from polybus.log.topics import DataMetadata, TopicMetadata
 
 DAY_US = 86_400_000_000
 NOON_US = 20_000 * DAY_US + DAY_US // 2
@@ -25,7 +25,7 @@ def make_topic(data: Path, name: str, *, epoch: int = 1) -> Path:
     folder = layout.topic_folder(data, name)
     folder.mkdir(parents=True, exist_ok=True)
     write_note(folder, name, epoch)
-    (data / "polybus.json").write_bytes(checked_json.encode(DataNote(layout.FORMAT)))
+    (data / "polybus.json").write_bytes(checked_json.encode(DataMetadata(layout.FORMAT)))
     return folder
 
 
@@ -37,7 +37,7 @@ def bury_topic(data: Path, name: str, *, epoch: int = 1) -> None:
 
 
 def write_note(folder: Path, name: str, epoch: int) -> None:
-    note = TopicNote(name, epoch, "2024-10-04T12:00:00Z")
+    note = TopicMetadata(name, epoch, "2024-10-04T12:00:00Z")
     (folder / "topic.json").write_bytes(checked_json.encode(note))
 
 

@@ -78,9 +78,9 @@ async def test_the_bus_and_its_hand_over_never_import_pandas(
 @pytest.mark.slow
 def test_what_pandas_itself_is_asked_for_still_works() -> None:
     code = (
-        "import sys, pyarrow as pa; from polybus.log.arrow_alone import leave_pandas_out;"
-        "leave_pandas_out(); column = pa.array([1, 2]); assert 'pandas' not in sys.modules;"
-        "assert column.to_pandas().sum() == 3; leave_pandas_out(); assert 'pandas' in sys.modules"
+        "import sys, pyarrow as pa; from polybus.log.without_pandas import block_pandas;"
+        "block_pandas(); column = pa.array([1, 2]); assert 'pandas' not in sys.modules;"
+        "assert column.to_pandas().sum() == 3; block_pandas(); assert 'pandas' in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
 

@@ -18,7 +18,7 @@ from polybus.errors import StorageError, UsageError
 from polybus.lake.compact import checkpoint
 from polybus.lake.table import open_table
 from polybus.log import checked_json
-from polybus.log.copying import CopiedEpochs, CopyNote
+from polybus.log.copying import CopiedEpochs, CopyMetadata
 from polybus.log.history import exposed
 from polybus.services.accounts.store import AccountStore
 from polybus.services.checking import verify
@@ -200,7 +200,7 @@ def test_a_flip_anywhere_in_a_checkpoint_or_file_of_a_table_is_named(data: Path)
 @pytest.mark.parametrize("name", ["cluster.json", "migration.json"])
 def test_a_damaged_note_of_a_cluster_is_named(name: str, data: Path) -> None:
     path = data / name
-    path.write_bytes(checked_json.encode(CopyNote({"news": CopiedEpochs(1, 2)})))
+    path.write_bytes(checked_json.encode(CopyMetadata({"news": CopiedEpochs(1, 2)})))
     assert verify(data).intact
     flip(path)
     assert [one.file for one in verify(data).damages] == [str(path)]

@@ -39,11 +39,11 @@ from polybus.spark.checkpoint import Checkpoint
 from polybus.spark.pipelines.declared import changes, reset, view_flow
 from polybus.spark.pipelines.declared.changes import Fingerprint
 from polybus.spark.pipelines.declared.reset import Reset
-from polybus.spark.pipelines.declared.view_flow import ViewNote
+from polybus.spark.pipelines.declared.view_flow import ViewMetadata
 from polybus.spark.pipelines.flows import checkpoints_of
 from polybus.spark.pipelines.running import service
 from polybus.spark.pipelines.standard import batches, gold, watch
-from polybus.spark.pipelines.standard.aside import AsideRange, SetAside
+from polybus.spark.pipelines.standard.poison import PoisonMessages, PoisonRange
 
 CORRUPTIONS = ("flip", "cut", "zero", "remove")
 JOURNAL = {"segment-age-s": 0.2, "handover-interval-s": 0.3}
@@ -165,7 +165,9 @@ def write_pipeline(data: Path) -> None:
     folder = data / "pipeline"
     topic = StoppedTopic(1, 27, "pipeline.expectation: 1 of 2", {"none": "false"}, "w", 3)
     stopped.write(data, {"news": topic})
-    SetAside("w", 3, (AsideRange(("t", 1, 27), ("t", 1, 29), "cannot be processed"),)).save(data)
+    PoisonMessages("w", 3, (PoisonRange(("t", 1, 27), ("t", 1, 29), "cannot be processed"),)).save(
+        data
+    )
     note(folder / batches.SETTINGS_FILE, PipelineSettings(pipeline=Pipeline(ids_max=27)))
     note(folder / watch.STATE_FILE, watch.WatchState("query", 3))
     write_errors(data, 1, ["a line of standard error"])
@@ -175,7 +177,7 @@ def write_pipeline(data: Path) -> None:
     service.write_status(data, "stopped")
     shop = checkpoints_of(data, "shop")
     note(shop / reset.FILE, Reset(frozenset(["flow"]), frozenset(["orders"])))
-    note(shop / "sums" / view_flow.FILE, ViewNote(0, "digest", "identity", 27))
+    note(shop / "sums" / view_flow.FILE, ViewMetadata(0, "digest", "identity", 27))
     fingerprint = Fingerprint(flow="a", target="clean", sources=("t",), state=(), columns={})
     note(shop / "clean" / changes.FILE, fingerprint)
     clean = Checkpoint(shop / "clean")

@@ -16,7 +16,7 @@ from polybus.lake.table import LakeTable, open_table
 from polybus.spark import tables
 from polybus.spark.location import BusLocation
 from polybus.spark.pipelines.flows import FlowProgress, FlowRunner
-from polybus.spark.pipelines.standard import aside, batches
+from polybus.spark.pipelines.standard import batches, poison
 from polybus.spark.pipelines.standard.batches import flows
 from polybus.spark.views import collect
 
@@ -233,7 +233,7 @@ def test_messages_that_make_decoding_raise_are_quarantined_once_also_after_a_cra
 def test_a_batch_with_very_many_messages_that_raise_loses_none(
     spark: Any, tmp_path: Path, raising: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(aside, "FOUND_MAX", 1)
+    monkeypatch.setattr(poison, "FOUND_MAX", 1)
     pipe, topics = Pipe(spark, tmp_path), Topics()
     pipe.run(0, [topics.message("a", "poison" if n % 2 else "good") for n in range(8)])
     offsets = [*pipe.rows("silver", "offset"), *pipe.rows("quarantine", "offset")]

@@ -30,7 +30,7 @@ from polybus.cli import main
 from polybus.client.http.blocking import read_token, request_json
 from polybus.errors import ConfigError, UsageError
 from polybus.lake.table import open_table
-from polybus.log.cluster_place import ClusterPlace
+from polybus.log.cluster_location import ClusterLocation
 from polybus.log.kafka.kafka_names import kafka_name
 from polybus.log.kafka.log import KafkaLog
 from polybus.log.kafka.reader import ClusterReader, shared_link
@@ -252,7 +252,7 @@ def test_a_reader_creates_nothing_in_a_cluster(node: ClusterNode, brokers: Kafka
     assert caught.value.code == "data.not-found"
     with pytest.raises(UsageError):
         read(node.places["log"], subscribe="nothing")
-    link = shared_link(ClusterPlace(log=brokers.url))
+    link = shared_link(ClusterLocation(log=brokers.url))
     link.run(link.refreshed())
     assert not [name for name in link.partitions if "nobody" in name or "nothing" in name]
 
@@ -322,7 +322,7 @@ def test_a_machine_without_the_library_for_kafka_is_told_what_to_install(
 
 
 def test_a_cluster_alone_has_no_node_to_call() -> None:
-    place = BusLocation(cluster=ClusterPlace(log="kafka://a:1"), is_cluster_only=True)
+    place = BusLocation(cluster=ClusterLocation(log="kafka://a:1"), is_cluster_only=True)
     with pytest.raises(UsageError) as caught:
         place.call("GET", "/v1/topics")
     assert caught.value.code == "spark.option-invalid"

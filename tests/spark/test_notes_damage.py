@@ -18,20 +18,20 @@ from polybus.lake.settings import PipelineSettings
 from polybus.lake.stopped import StoppedTopic
 from polybus.lake.table import open_table
 from polybus.log import checked_json
-from polybus.log.verify.notes import note_damages
+from polybus.log.verify.metadata import metadata_damages
 from polybus.spark.pipelines.declared import changes, reset, view_flow
 from polybus.spark.pipelines.declared.changes import Fingerprint
 from polybus.spark.pipelines.declared.reset import Reset
-from polybus.spark.pipelines.declared.view_flow import ViewNote
-from polybus.spark.pipelines.standard import aside, batches
-from polybus.spark.pipelines.standard.aside import AsideRange, SetAside
+from polybus.spark.pipelines.declared.view_flow import ViewMetadata
+from polybus.spark.pipelines.standard import batches, poison
+from polybus.spark.pipelines.standard.poison import PoisonMessages, PoisonRange
 
 STOPPED = {"s": StoppedTopic(1, 27, "pipeline.expectation: 1 of 2", {"none": "false"}, "w", 3)}
-ASIDE = SetAside("w", 3, (AsideRange(("t", 1, 27), ("t", 1, 29), "cannot be processed"),))
+ASIDE = PoisonMessages("w", 3, (PoisonRange(("t", 1, 27), ("t", 1, 29), "cannot be processed"),))
 PART = PublishedPart("query", 3, "3-file.arrows", [("t", 1, 27)])
 RESET = Reset(frozenset(["flow"]), frozenset(["orders", "news"]))
 FLOW = Fingerprint(flow="a", target="clean", sources=("t",), state=(), columns={"n": "int"})
-VIEW = ViewNote(0, "digest", "identity", 27)
+VIEW = ViewMetadata(0, "digest", "identity", 27)
 SETTINGS = PipelineSettings(pipeline=Pipeline(ids_max=27))
 
 
@@ -86,10 +86,10 @@ NOTES = [
         "restore it, or remove it and give up messages of stopped topics",
     ),
     Note(
-        f"pipeline/{aside.FILE}",
+        f"pipeline/{poison.FILE}",
         ASIDE,
         ASIDE.save,
-        lambda data: aside.stored(data, "w", 3),
+        lambda data: poison.stored(data, "w", 3),
         "restore it, or remove it and give up messages that the last batch set aside",
     ),
     Note(
@@ -155,4 +155,4 @@ def test_a_file_of_an_earlier_version_is_read(note: Note, tmp_path: Path) -> Non
     path.parent.mkdir()
     path.write_bytes(msgspec.json.encode(note.content))
     assert note.read(tmp_path) == note.content
-    assert list(note_damages(tmp_path)) == []
+    assert list(metadata_damages(tmp_path)) == []

@@ -24,7 +24,7 @@ from polybus.spark.checkpoint import Checkpoint
 from polybus.spark.declared_fields import schema_fields
 from polybus.spark.location import BusLocation
 from polybus.spark.pipelines.flows import FlowContext
-from polybus.spark.pipelines.standard import aside, batches
+from polybus.spark.pipelines.standard import batches, poison
 from polybus.spark.pipelines.standard.batches import StandardBatches
 from polybus.spark.views import collect
 
@@ -203,7 +203,7 @@ def keep_before_each_write(data: Path, kept: Path, patched: pytest.MonkeyPatch) 
 
     done: list[str] = []
     patched.setattr(LakeTable, "change", around(LakeTable.change, lambda table: str(table.name)))
-    for module in (batches, aside, stopped):
+    for module in (batches, poison, stopped):
         patched.setattr(module, "replace_file", around(replace_file, lambda path: str(path.name)))
     return done
 
@@ -260,7 +260,7 @@ def test_a_batch_runs_again_without_its_note_only_if_silver_does_not_have_it(
     with monkeypatch.context() as patched:
         make_decoding_raise(patched)
         pipe.run(0, batch)
-    path = tmp_path / "pipeline" / aside.FILE
+    path = tmp_path / "pipeline" / poison.FILE
     path.write_bytes(path.read_bytes().replace(b'"batch":0', b'"batch":9'))
     pipe.restart(begun=0)
     with pytest.raises(StorageError, match=r"pipeline\.settings.*aside.json: its checksum"):

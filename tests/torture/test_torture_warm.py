@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from polybus.torture.bus.child import BusChild
+from polybus.torture.bus.handover_forker import is_forker
 from polybus.torture.bus.warm import WarmProcess
-from polybus.torture.bus.zygote import is_zygote
 
 pytestmark = pytest.mark.slow
 
@@ -59,8 +59,8 @@ async def test_hand_overs_are_forks_and_nothing_outlives_its_bus(tmp_path: Path)
     try:
         assert await child.start()
         assert child.process is not None
-        (zygote,) = [one for one in own_children(child.process.pid) if is_zygote(one)]
-        assert zygote not in child.children(), "what is not a hand-over is not killed as one"
+        (forker,) = [one for one in own_children(child.process.pid) if is_forker(one)]
+        assert forker not in child.children(), "what is not a hand-over is not killed as one"
         history = child.data / "accounts" / "default" / "topics" / "alpha" / "history"
         handed_over = 0
         while handed_over < 2:
@@ -71,6 +71,6 @@ async def test_hand_overs_are_forks_and_nothing_outlives_its_bus(tmp_path: Path)
         assert "hand-over" not in child.log_text
         child.kill()
         child.await_orphans()
-        await_end(zygote)
+        await_end(forker)
     finally:
         child.kill()

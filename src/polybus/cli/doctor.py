@@ -21,7 +21,7 @@ from polybus.cli.common import admin, exits
 from polybus.cli.common.options import json_option, settings_options
 from polybus.cli.common.output import echo_json
 from polybus.config import Config
-from polybus.edges.occupant import occupant
+from polybus.edges.port_owner import port_owner
 from polybus.errors import PolybusError
 
 FSYNC_BYTES = 4096
@@ -195,7 +195,7 @@ def _ports(config: Config) -> Iterator[Check]:
             try:
                 probe.bind((connector.ip, connector.port))
             except OSError as error:
-                holder = occupant(connector.port, connector.protocol)
+                holder = port_owner(connector.port, connector.protocol)
                 by = f", by {holder}" if holder else ""
                 todo = "stop the program that listens there, or choose another port (--port)"
                 yield Check("port", "fail", f"{name}: {error.strerror}{by}", todo)

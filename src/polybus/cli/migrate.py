@@ -12,7 +12,7 @@ from polybus.cli.common.options import config_option, json_option, load_config
 from polybus.cli.common.output import count, echo_json, echo_table, progress_bar
 from polybus.config import Config
 from polybus.errors import PolybusError, StorageError, UsageError
-from polybus.log.cluster_place import check_place
+from polybus.log.cluster_location import check_location
 from polybus.log.copying import (
     CopiedTopic,
     CopyTarget,
@@ -55,7 +55,7 @@ def migrate(
     config = load_config(None, config_path)
     if not source.startswith(KAFKA) and not Path(source).is_dir():
         raise UsageError("log.no-data", f"there is no data folder {source}")
-    check_place(_settings(config, source if target.startswith(KAFKA) else target))
+    check_location(_settings(config, source if target.startswith(KAFKA) else target))
     refused: list[PolybusError] = []
     callbacks = LogCallbacks(on_refused=lambda _, error: refused.append(error))
     with ExitStack() as stack:

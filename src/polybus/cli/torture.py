@@ -18,7 +18,7 @@ import click
 from polybus.bench import BenchError
 from polybus.cli.common import exits
 from polybus.cli.common.output import echo_json, echo_table, progress_bar, say, shown
-from polybus.log.arrow_alone import leave_pandas_out
+from polybus.log.without_pandas import block_pandas
 from polybus.torture.bus.control import library
 from polybus.torture.campaign import COMPILED, FAULTS, FULL, ON_ONE_MACHINE, Campaign
 from polybus.torture.faults.clients.storms import files_needed
@@ -125,7 +125,7 @@ def torture(
             raise click.ClickException(f"{error}; or ask for other faults") from error
     # Leave through every `finally`, so that no bus stays behind.
     signal.signal(signal.SIGTERM, exits.end_by_signal)
-    leave_pandas_out()
+    block_pandas()
     seed = random.randrange(2**32) if seed is None else seed
     say(f"seed {seed}")
     place = Path(tempfile.mkdtemp(prefix=f"polybus-torture-{seed}-", dir=folder))

@@ -12,7 +12,7 @@ from polybus.cli.common import exits
 from polybus.cli.common.options import files_of, json_option, settings_options
 from polybus.cli.common.output import echo_json, progress_bar
 from polybus.config import Config
-from polybus.log.cluster_place import ClusterPlace, place_of, read_place
+from polybus.log.cluster_location import ClusterLocation, location_of, read_location
 
 if TYPE_CHECKING:
     from polybus.log.verify.verify import VerifyProgress, VerifyReport
@@ -29,7 +29,7 @@ def verify(config: Config, as_json: bool) -> None:
 
     The bus must be stopped. With Kafka it reads what the brokers have; nodes may run meanwhile.
     """
-    place = place_of(config) if config.is_cluster else read_place(Path(config.data))
+    place = location_of(config) if config.is_cluster else read_location(Path(config.data))
     if place is None:
         report = checked(files_of(config, "polybus verify"), config, quiet=as_json)
     else:
@@ -46,7 +46,7 @@ def checked(folder: Path, config: Config, *, quiet: bool) -> "VerifyReport":
         return check(folder, fsync=config.durability != "memory", progress=progress)
 
 
-def checked_cluster(place: ClusterPlace, *, quiet: bool) -> "VerifyReport":
+def checked_cluster(place: ClusterLocation, *, quiet: bool) -> "VerifyReport":
     """Verify what the nodes of a cluster have stored, with a progress bar."""
     from polybus.services.checking_cluster import verify_cluster
 

@@ -65,7 +65,7 @@ def _is_token(text: str) -> bool:
     return len(text) >= TOKEN_CHARACTERS_MIN and text.isascii() and text.isprintable()
 
 
-class RunNote:
+class RunFile:
     """`run.json` and the socket of a running bus."""
 
     def __init__(self, data: Path) -> None:

@@ -16,23 +16,23 @@ from polybus import config_file, names
 from polybus.batch import Batch
 from polybus.bus.bus import Bus
 from polybus.config import Config, Connector, DeclaredTopic
-from polybus.edges.admin import RunNote, load_or_make
+from polybus.edges.admin import RunFile, load_or_make
 from polybus.edges.edge import Edge
 from polybus.edges.http.edge import HttpEdge
 from polybus.edges.http.state import Connections, HttpState
-from polybus.edges.occupant import occupant
+from polybus.edges.port_owner import port_owner
 from polybus.edges.protocols.boson import BosonFramesTranslator, BosonPropertiesTranslator
 from polybus.edges.protocols.goms import GomsTranslator
 from polybus.edges.protocols.queue import QueueTranslator
 from polybus.edges.tcp.certificates import Certificates
 from polybus.edges.tcp.connection import Connection
+from polybus.edges.tcp.context import TcpContext, TranslatorFactory
 from polybus.edges.tcp.listener import Listener, bind, bind_path, handed_sockets
-from polybus.edges.tcp.shared import TcpShared, TranslatorFactory
 from polybus.edges.udp import UdpEdge
 from polybus.errors import ConfigError, PolybusError
 from polybus.lake import settings as pipeline_settings
 from polybus.log import file_modes
-from polybus.log.cluster_place import check_place, place_of, write_place
+from polybus.log.cluster_location import check_location, location_of, write_location
 from polybus.log.copying import check_copied
 from polybus.log.files import FileLog
 from polybus.log.interface import SHARED, Log, LogCallbacks, TopicSettings
@@ -40,12 +40,12 @@ from polybus.log.memory import MemoryLog
 from polybus.services.accounts.access import Member
 from polybus.services.accounts.accounts import Accounts
 from polybus.services.accounts.cluster import ClusterAccountStore
-from polybus.services.accounts.reach import check_reach
+from polybus.services.accounts.exposure import check_exposure
 from polybus.services.accounts.store import AccountStore
 from polybus.services.bad_peers import BadPeers
 from polybus.services.cluster_table import ClusterTable
 from polybus.services.context import Context, Durability
-from polybus.services.events import EventBook
+from polybus.services.events import EventRecorder
 from polybus.services.memory import MemoryGate
 from polybus.services.services import Services, system_settings
 from polybus.services.topics import create_missing, create_topics
@@ -65,12 +65,12 @@ def open_log(config: Config, callbacks: LogCallbacks | None = None) -> Log:
     Raises ConfigError `config.log` if the folder belongs to another kind of log; StorageError.
     """
     data = Path(config.data)
-    check_place(config)
+    check_location(config)
     file_modes.prepare(data, group=config.group_access)
     if config.is_cluster:
         log = _open_kafka(config, callbacks)
         try:
-            write_place(data, place_of(config))
+            write_location(data, location_of(config))
         except BaseException:
             log.close()
             raise
@@ -132,7 +132,7 @@ def settings_of(topic: DeclaredTopic) -> TopicSettings:
 class Server:
     """Listens on every connector of one bus."""
 
-    def __init__(self, edge: Edge, tcp: TcpShared, certificates: Certificates) -> None:
+    def __init__(self, edge: Edge, tcp: TcpContext, certificates: Certificates) -> None:
         self._edge = edge
         self._context = edge.context
         self._tcp = tcp
@@ -219,7 +219,7 @@ def _cannot_listen(connector: Connector, error: OSError) -> str:
     text = f"cannot listen on {connector.protocol} {connector.ip}:{connector.port}"
     if error.errno != errno.EADDRINUSE:
         return f"{text}: {error.strerror or error}"
-    holder = occupant(connector.port, connector.protocol)
+    holder = port_owner(connector.port, connector.protocol)
     taken = f"the port is in use by {holder}" if holder else "the port is in use"
     return f"{text}: {taken}; choose another with --port, or 0 for any free one"
 
@@ -247,7 +247,7 @@ class Node:
         self._insecure = insecure
         self.data = Path(config.data)
         self._open_log = open_log
-        self._run_note = RunNote(self.data)
+        self._run_note = RunFile(self.data)
         self._early: list[object] = []
         """Messages that arrived before the log was open."""
 
@@ -293,7 +293,7 @@ class Node:
         try:
             accounts = self._account_store(loop)
             if not self._insecure:
-                check_reach(self.config, accounts)
+                check_exposure(self.config, accounts)
             await self._create_topics()
             self._build(loop, accounts)
             # First: a session keeps only the topics that its account may read.
@@ -387,7 +387,7 @@ class Node:
     def _build(self, loop: asyncio.AbstractEventLoop, accounts: AccountStore) -> None:
         config, limits = self.config, self.config.limits
         self.bus = bus = Bus(self._log, clock_us=clock_us, topics_max=limits.topics_max)
-        self._events = EventBook(bus, loop, clock_us, enabled=config.system.events)
+        self._events = EventRecorder(bus, loop, clock_us, enabled=config.system.events)
         self.context = context = Context(
             bus=bus,
             config=config,
@@ -421,7 +421,7 @@ class Node:
             "queue": partial(QueueTranslator, edge),
             "http": self._http_edge.translator,
         }
-        self.tcp = TcpShared(edge, translators)
+        self.tcp = TcpContext(edge, translators)
         self.server = Server(edge, self.tcp, certificates)
 
     async def stop(self) -> None:

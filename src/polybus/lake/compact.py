@@ -30,7 +30,7 @@ from deltalake import DeltaTable, WriterProperties
 from deltalake.exceptions import DeltaError
 
 from polybus.errors import StorageError
-from polybus.lake.files import FileNote, TableFile, new_path, note_of, partition_values
+from polybus.lake.files import NewFile, TableFile, new_path, note_of, partition_values
 from polybus.lake.table import Conflict, LakeTable, TableChange, table_error
 from polybus.log.delta import (
     CHECKPOINT_EVERY,
@@ -135,7 +135,7 @@ def _merged(table: LakeTable, small: list[TableFile], folder: Path) -> dict[str,
     for file in small:
         (folder / file.path).parent.mkdir(parents=True, exist_ok=True)
         os.link(table.path / file.path, folder / file.path)
-    part.change(TableChange([FileNote(file, table.state.fields) for file in small], writer=WRITER))
+    part.change(TableChange([NewFile(file, table.state.fields) for file in small], writer=WRITER))
     try:
         DeltaTable(folder).optimize.compact(
             target_size=TARGET_BYTES,
@@ -222,7 +222,7 @@ def _small_files(files: list[TableFile], files_min: int, bytes_max: int | None) 
     return found
 
 
-def _moved(folder: Path, path: str, table: LakeTable) -> FileNote:
+def _moved(folder: Path, path: str, table: LakeTable) -> NewFile:
     target = new_path(partition_values(path))
     table.disk.make_folder((table.path / target).parent)
     table.disk.rename(folder / path, table.path / target)

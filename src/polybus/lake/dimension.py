@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 
 from polybus.lake.compact import tidy
 from polybus.lake.fields import TableFields, arrow_schema, merged_fields
-from polybus.lake.files import FileNote
+from polybus.lake.files import NewFile
 from polybus.lake.table import Conflict, LakeTable
 
 SEQUENCE, DELETED = "__sequence", "__deleted"
@@ -175,7 +175,7 @@ def replace_rows(
         merged = merged_fields(table.name, state.fields, [fields])
         new = _in_columns(rows(), merged)
         old, fresh, remove = [new.slice(0, 0)], [new], []
-        notes: list[FileNote] = []
+        notes: list[NewFile] = []
         for path in state.files:
             is_among = _is_among(_read(table, path, keys.column_names), keys)
             if not is_among.any():

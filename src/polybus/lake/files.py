@@ -68,14 +68,14 @@ class TableFile:
 
 
 @dataclass(frozen=True)
-class FileNote:
+class NewFile:
     """A file in the table's folder that is not yet part of the table, and its columns."""
 
     file: TableFile
     fields: TableFields
 
 
-def note_of(folder: Path, path: str, fields: TableFields) -> FileNote:
+def note_of(folder: Path, path: str, fields: TableFields) -> NewFile:
     """Describe the file `folder/path` from its footer.
 
     `fields` are its columns, including those in the names of its folders (`topic=orders/`).
@@ -91,7 +91,7 @@ def note_of(folder: Path, path: str, fields: TableFields) -> FileNote:
         raise StorageError("lake.damaged", f"{full}: {error}") from error
     uri = quote(path, safe="/=$-._~")
     size = full.stat().st_size
-    return FileNote(TableFile(path, uri, footer.num_rows, size, _ranges(footer), xxh3), fields)
+    return NewFile(TableFile(path, uri, footer.num_rows, size, _ranges(footer), xxh3), fields)
 
 
 def partition_values(path: str) -> dict[str, str | None]:

@@ -35,7 +35,7 @@ from polybus.errors import BusyError, StorageError, UsageError
 from polybus.lake import delta_actions
 from polybus.lake.fields import TableFields, checked_fields, fields_of, parsed_fields
 from polybus.lake.files import (
-    FileNote,
+    NewFile,
     TableFile,
     new_path,
     note_of,
@@ -175,11 +175,11 @@ def _check_log(folder: Path, old: OldTable) -> None:
         raise StorageError("lake.damaged", f"{text}; remove {folder / delta.LOG} and try again")
 
 
-def _note(folder: Path, file: OldFile, fields: TableFields, variants: list[str]) -> FileNote:
+def _note(folder: Path, file: OldFile, fields: TableFields, variants: list[str]) -> NewFile:
     """The file itself, or a new one with JSON text if it has VARIANT columns."""
     if not variants:
         uri = quote(file.path, safe="/=$-._~")
-        return FileNote(TableFile(file.path, uri, file.rows, file.bytes, file.ranges), fields)
+        return NewFile(TableFile(file.path, uri, file.rows, file.bytes, file.ranges), fields)
     import duckdb
 
     source = folder / file.path

@@ -54,7 +54,7 @@ class StoppedTopic(msgspec.Struct, frozen=True):
         return f"stopped at offset {self.offset}: {self.reason}; {ADVICE}"
 
 
-class StoppedNote(msgspec.Struct, frozen=True):
+class StoppedContent(msgspec.Struct, frozen=True):
     """The content of the file."""
 
     topics: Mapping[str, StoppedTopic]
@@ -70,7 +70,7 @@ def read(data: Path) -> dict[str, StoppedTopic]:
     try:
         content = path.read_bytes()
         if checked_json.is_checked(content):
-            return dict(checked_json.decode(content, StoppedNote, path).topics)
+            return dict(checked_json.decode(content, StoppedContent, path).topics)
         # Earlier versions wrote only this. No damage turns a checked file into it.
         return decode(content, dict[str, StoppedTopic])
     except FileNotFoundError:
@@ -86,7 +86,7 @@ def write(data: Path, topics: Mapping[str, StoppedTopic]) -> None:
     path = data / PATH
     try:
         Disk().make_folder(path.parent)
-        replace_file(path, checked_json.encode(StoppedNote(topics)), Disk())
+        replace_file(path, checked_json.encode(StoppedContent(topics)), Disk())
     except OSError as error:
         raise storage_error(error, f"cannot write {path}") from error
 

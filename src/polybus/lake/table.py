@@ -28,7 +28,7 @@ from polybus.errors import BusyError, StorageError, UsageError
 from polybus.lake import delta_actions
 from polybus.lake import files as lake_files
 from polybus.lake.fields import TableFields, arrow_schema, fields_of, merged_fields
-from polybus.lake.files import FileNote, new_path, note_of, parted
+from polybus.lake.files import NewFile, new_path, note_of, parted
 from polybus.lake.folders import check_format, name_in, table_folder, table_folders
 from polybus.lake.table_state import TableState, state_of, writers_in
 from polybus.log import delta
@@ -59,13 +59,13 @@ class TableChange:
     of the table.
     """
 
-    add: Sequence[FileNote] = ()
+    add: Sequence[NewFile] = ()
     remove: Collection[str] = ()
     writer: str = ""
     batch: int | None = None
     based_on: int | None = None
     is_change: bool = True
-    feed: FileNote | None = None
+    feed: NewFile | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -251,7 +251,7 @@ class LakeTable:
         fields: TableFields | None = None,
         *,
         folder: str = "",
-    ) -> FileNote:
+    ) -> NewFile:
         """Write rows to a new file in the folder, to be committed.
 
         `fields` are the columns with those of the partition, whose `values` are in folder names.
@@ -267,7 +267,7 @@ class LakeTable:
 
     def commit(
         self,
-        add: Sequence[FileNote],
+        add: Sequence[NewFile],
         *,
         remove: Collection[str] = (),
         writer: str,
@@ -368,7 +368,7 @@ class LakeTable:
             state.version + 1, fields, partition_by, identity=identity, kept=files
         )
 
-    def _sync(self, add: Sequence[FileNote]) -> None:
+    def _sync(self, add: Sequence[NewFile]) -> None:
         """Make the new files and their names durable, before a version names them."""
         for note in add:
             sync_path(self.path / note.file.path)

@@ -158,7 +158,7 @@ def copied_topics(source: Log, chosen: Sequence[str] = ()) -> list[str]:
     topics = list(chosen) or [one for one in source.topics() if not names.is_reserved(one)]
     for topic in topics:
         if topic in source.frozen:
-            raise source.frozen[topic].again()
+            raise source.frozen[topic].copy()
     return sorted(topics)
 
 
@@ -287,7 +287,7 @@ class FilesTarget:
 
     def _write(self) -> None:
         if self._topics:
-            replace_file(self._path, checked_json.encode(CopyNote(self._topics)), self._disk)
+            replace_file(self._path, checked_json.encode(CopyMetadata(self._topics)), self._disk)
         else:
             self._disk.unlink(self._path)
             self._disk.sync_folder(self._path.parent)
@@ -303,14 +303,14 @@ class CopiedEpochs(msgspec.Struct, frozen=True, rename="kebab"):
     target: int = 0
 
 
-class CopyNote(msgspec.Struct, frozen=True):
+class CopyMetadata(msgspec.Struct, frozen=True):
     """The topics of an unfinished copy."""
 
     topics: dict[str, CopiedEpochs]
 
 
-def _read_note(data: Path) -> CopyNote:
-    return checked_json.read(data / NOTE, CopyNote) or CopyNote({})
+def _read_note(data: Path) -> CopyMetadata:
+    return checked_json.read(data / NOTE, CopyMetadata) or CopyMetadata({})
 
 
 def check_copied(data: Path) -> None:

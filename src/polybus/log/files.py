@@ -34,7 +34,7 @@ from polybus.log.journal.recovery import (
 from polybus.log.journal.restored import estimate_sizes
 from polybus.log.journal.segment import delete_segments
 from polybus.log.journal.timings import Timings
-from polybus.log.journal.topics import LogShared
+from polybus.log.journal.topics import JournalTopics
 from polybus.log.layout import (
     first_commit_of,
     folders_in,
@@ -45,8 +45,8 @@ from polybus.log.layout import (
 from polybus.log.topic_log import TopicLog
 from polybus.log.topics import (
     WHAT_TO_DO,
-    LogOfTopics,
-    TopicNote,
+    TopicMetadata,
+    TopicStore,
     opened_data,
     unknown,
     was_deleted,
@@ -55,7 +55,7 @@ from polybus.log.topics import (
 logger = logging.getLogger("polybus.log")
 
 
-class FileLog(LogOfTopics[TopicLog]):
+class FileLog(TopicStore[TopicLog]):
     """The Log on disk (polybus.log.interface has the promises).
 
     `create_topic` and `delete_topic` sync small files, so they may take some milliseconds.
@@ -87,7 +87,7 @@ class FileLog(LogOfTopics[TopicLog]):
         self._retention = retention
         self._tombstones: dict[int, int] = {}
         """The epoch of each, and the commit from which on the journal has no row of its topic."""
-        self._shared = LogShared(self._topics, self._owners, self._callbacks.on_frozen)
+        self._shared = JournalTopics(self._topics, self._owners, self._callbacks.on_frozen)
         self._journal = Committer(
             journal_folder(data),
             durability=durability,
@@ -142,7 +142,7 @@ class FileLog(LogOfTopics[TopicLog]):
         writer = None if live is None else live.writer(self._disk)
         self._journal.start(recovered.next_commit, writer)
 
-    def _opened(self, note: TopicNote) -> TopicLog:
+    def _opened(self, note: TopicMetadata) -> TopicLog:
         history = None
         try:
             history = TopicHistory(topic_folder(self.data, note.name))
@@ -178,7 +178,7 @@ class FileLog(LogOfTopics[TopicLog]):
             self._strays.setdefault(topic, []).append(epoch)
             if topic not in self._notes:
                 self._damaged[topic] = f"{reason}; {WHAT_TO_DO}"
-                self._notes[topic] = TopicNote(topic, epoch, "")
+                self._notes[topic] = TopicMetadata(topic, epoch, "")
                 self._topics[topic] = TopicLog(topic, epoch, None, self._shared)
             if not self._is_older(topic, epoch):
                 self._topics[topic].freeze(f"{reason}; {WHAT_TO_DO}")
@@ -239,9 +239,9 @@ class FileLog(LogOfTopics[TopicLog]):
         if log is None:
             raise unknown(batch.topic)
         if log.frozen is not None:
-            raise log.frozen.again()
+            raise log.frozen.copy()
         if self._journal.failure is not None:
-            raise self._journal.failure.again()
+            raise self._journal.failure.copy()
         if not batch.timestamp_us:
             batch.timestamp_us = self._clock()
         batch.epoch = log.epoch
@@ -264,10 +264,10 @@ class FileLog(LogOfTopics[TopicLog]):
             for batch in batches:
                 log = self._log_of(batch.topic)
                 if log.frozen is not None:
-                    raise log.frozen.again()
+                    raise log.frozen.copy()
             raise AssertionError("every topic exists and can be written")
         if self._journal.failure is not None and not is_taken:
-            raise self._journal.failure.again()
+            raise self._journal.failure.copy()
         # Nothing below can fail. The bus has set the time of all batches, or of none.
         now_us = (batches[0].timestamp_us if batches else 0) or self._clock()
         return self._journal.append(scan.take_batches(batches, logs, now_us), urgent)

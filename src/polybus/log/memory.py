@@ -17,7 +17,7 @@ from polybus.log.columns import copy_of, limited
 from polybus.log.disk import Disk
 from polybus.log.interface import LogCallbacks
 from polybus.log.layout import DataLock
-from polybus.log.topics import LogOfTopics, TopicNote, opened_data, unknown
+from polybus.log.topics import TopicMetadata, TopicStore, opened_data, unknown
 
 _BATCH_OVERHEAD_BYTES = 512
 _DROPPED_MAX = 1024
@@ -70,7 +70,7 @@ class MemoryTopic:
         return kept
 
 
-class MemoryLog(LogOfTopics[MemoryTopic]):
+class MemoryLog(TopicStore[MemoryTopic]):
     """The Log in memory (polybus.log.interface has the promises).
 
     Every message counts as durable at once, although a crash loses all messages. When all topics
@@ -100,7 +100,7 @@ class MemoryLog(LogOfTopics[MemoryTopic]):
                 self._renew_epochs(data)
         self._open_topics()
 
-    def _opened(self, note: TopicNote) -> MemoryTopic:
+    def _opened(self, note: TopicMetadata) -> MemoryTopic:
         return MemoryTopic(note.epoch)
 
     def _renew_epochs(self, data: Path) -> None:
@@ -134,7 +134,7 @@ class MemoryLog(LogOfTopics[MemoryTopic]):
         if log is None:
             raise unknown(batch.topic)
         if log.frozen is not None:
-            raise log.frozen.again()
+            raise log.frozen.copy()
         if not batch.timestamp_us:
             batch.timestamp_us = self._clock()
         batch.epoch = log.epoch
@@ -156,7 +156,7 @@ class MemoryLog(LogOfTopics[MemoryTopic]):
         for batch in batches:
             log = self._log_of(batch.topic)
             if log.frozen is not None:
-                raise log.frozen.again()
+                raise log.frozen.copy()
         for batch in batches:
             self.append(batch)
         if urgent:

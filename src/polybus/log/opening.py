@@ -8,19 +8,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from polybus.errors import ConfigError
-from polybus.log.cluster_place import ClusterPlace, read_place
+from polybus.log.cluster_location import ClusterLocation, read_location
 from polybus.log.reading.offset_reader import OffsetReader
 from polybus.log.reading.reader import LogReader
 
 
-def open_reader(place: Path | ClusterPlace) -> OffsetReader:
+def open_reader(place: Path | ClusterLocation) -> OffsetReader:
     """A reader of a data folder's files, or of the cluster that its node uses, or of a cluster.
 
     Raises as LogReader does; for a cluster ConfigError `cluster.library-missing`, or `config.log`
     and `config.cluster` if the place is not valid; StorageError `log.unreachable`.
     """
     if isinstance(place, Path):
-        cluster = read_place(place)
+        cluster = read_location(place)
         if cluster is None:
             return LogReader(place)
         place = cluster
@@ -30,7 +30,7 @@ def open_reader(place: Path | ClusterPlace) -> OffsetReader:
 
 
 @contextlib.contextmanager
-def library_needed(place: ClusterPlace) -> Iterator[None]:
+def library_needed(place: ClusterLocation) -> Iterator[None]:
     """Around imports that need the Kafka library. Raises ConfigError `cluster.library-missing`."""
     try:
         yield

@@ -16,7 +16,7 @@ from polybus.batch import Batch
 from polybus.errors import StorageError, UsageError
 from polybus.log import columns
 from polybus.log.history.topic_history import TopicHistory
-from polybus.log.journal.topics import JournalTopic, LogShared
+from polybus.log.journal.topics import JournalTopic, JournalTopics
 from polybus.log.topics import storage_error
 
 logger = logging.getLogger("polybus.log")
@@ -33,7 +33,7 @@ class TopicLog(JournalTopic):
     __slots__ = ("history",)
 
     def __init__(
-        self, name: str, epoch: int, history: TopicHistory | None, shared: LogShared
+        self, name: str, epoch: int, history: TopicHistory | None, shared: JournalTopics
     ) -> None:
         super().__init__(name, epoch, shared)
         self.history = history

@@ -62,7 +62,7 @@ _NEW = "new"
 WHAT_TO_DO = "restore the file from a backup, or run: polybus topics delete TOPIC --yes"
 
 
-class TopicNote(msgspec.Struct, frozen=True):
+class TopicMetadata(msgspec.Struct, frozen=True):
     """The content of topic.json."""
 
     name: str
@@ -71,7 +71,7 @@ class TopicNote(msgspec.Struct, frozen=True):
     settings: TopicSettings = TopicSettings()
 
 
-class DataNote(msgspec.Struct, frozen=True, rename="kebab"):
+class DataMetadata(msgspec.Struct, frozen=True, rename="kebab"):
     """The content of polybus.json: the format, and the largest epoch of any deleted topic."""
 
     format: int
@@ -92,7 +92,7 @@ class StoredTopic(Protocol):
 S = TypeVar("S", bound=StoredTopic)
 
 
-class LogOfTopics(ABC, Generic[S]):
+class TopicStore(ABC, Generic[S]):
     """The topics of a log: on disk in `folder`, or only in memory without it.
 
     A topic's epoch is its creation time in milliseconds since 1970, or one more than the largest
@@ -103,7 +103,7 @@ class LogOfTopics(ABC, Generic[S]):
         self._folder = folder
         self._clock = clock
         self._disk = disk
-        self._notes: dict[str, TopicNote] = {}
+        self._notes: dict[str, TopicMetadata] = {}
         self._topics: dict[str, S] = {}
         self._owners: dict[str, str] = {}
         """The accounts of topics, without those of the default account."""
@@ -116,7 +116,7 @@ class LogOfTopics(ABC, Generic[S]):
         """Whether an earlier version, without tombstones, wrote the folder."""
 
     @abstractmethod
-    def _opened(self, note: TopicNote) -> S: ...
+    def _opened(self, note: TopicMetadata) -> S: ...
 
     def _load_notes(self, folder: Path) -> None:
         """Read the topics; a damaged one is recorded and frozen later.
@@ -140,7 +140,7 @@ class LogOfTopics(ABC, Generic[S]):
     def _load_data_note(self, folder: Path) -> None:
         known = None
         try:
-            known = read_data_note(folder)
+            known = read_data_metadata(folder)
             if known is None and (segments(folder) or topic_folders(folder)):
                 raise StorageError("log.damaged", f"{folder / 'polybus.json'}: is missing")
         except StorageError as error:
@@ -157,13 +157,13 @@ class LogOfTopics(ABC, Generic[S]):
 
     def _load_note(self, folder: Path) -> None:
         try:
-            note = read_topic_note(folder)
+            note = read_topic_metadata(folder)
             if note is None:
                 raise StorageError("log.damaged", f"{folder / _NOTE}: is missing")
             if not checked_json.is_checked((folder / _NOTE).read_bytes()):
                 replace_file(folder / _NOTE, checked_json.encode(note), self._disk)
         except StorageError as error:
-            note = TopicNote(topic_in(folder), 0, "")
+            note = TopicMetadata(topic_in(folder), 0, "")
             self._damaged[note.name] = f"{error.text}; {WHAT_TO_DO}"
             logger.error("%s: topic %r is frozen: %s", error.code, note.name, error.text)
         self._notes[note.name] = note
@@ -209,11 +209,11 @@ class LogOfTopics(ABC, Generic[S]):
     def change_settings(self, topic: str, settings: TopicSettings) -> None:
         frozen = self._log_of(topic).frozen
         if frozen is not None:
-            raise frozen.again()
+            raise frozen.copy()
         if self._folder is not None:
             folder = topic_folder(self._folder, topic)
             # From the file, because a log in memory gives its topics other epochs.
-            note = read_topic_note(folder) or self._notes[topic]
+            note = read_topic_metadata(folder) or self._notes[topic]
             changed = msgspec.structs.replace(note, settings=settings)
             try:
                 replace_file(folder / _NOTE, checked_json.encode(changed), self._disk)
@@ -229,11 +229,11 @@ class LogOfTopics(ABC, Generic[S]):
         now_us = self._clock()
         created = datetime.datetime.fromtimestamp(now_us / 1e6, datetime.UTC).isoformat()
         epoch = max(now_us // 1000, self._epoch_max + 1)
-        notes: list[TopicNote] = []
+        notes: list[TopicMetadata] = []
         for topic, settings in wanted.items():
             if topic in self._notes:
                 raise UsageError("topic.exists", f"topic {topic!r} already exists")
-            notes.append(TopicNote(topic, epoch + len(notes), created, settings))
+            notes.append(TopicMetadata(topic, epoch + len(notes), created, settings))
         if self._folder is not None and notes:
             try:
                 self._make_folders(self._folder, notes)
@@ -246,7 +246,7 @@ class LogOfTopics(ABC, Generic[S]):
             self._own(note.name)
             self._topics[note.name] = self._opened(note)
 
-    def _make_folders(self, data: Path, notes: Sequence[TopicNote]) -> None:
+    def _make_folders(self, data: Path, notes: Sequence[TopicMetadata]) -> None:
         new = trash_folder(data) / _NEW
         self._disk.remove_folder(new)
         self._disk.make_folder(new)
@@ -314,7 +314,9 @@ class LogOfTopics(ABC, Generic[S]):
         """Add the tombstone of a topic without topic.json."""
         trashed = tombstone_folder(topic_folder(data, topic), epoch)
         self._disk.make_folder(trashed)
-        replace_file(trashed / _NOTE, checked_json.encode(TopicNote(topic, epoch, "")), self._disk)
+        replace_file(
+            trashed / _NOTE, checked_json.encode(TopicMetadata(topic, epoch, "")), self._disk
+        )
         self._buried(topic, epoch)
 
     def _buried(self, topic: str, epoch: int) -> None:
@@ -341,14 +343,14 @@ class LogOfTopics(ABC, Generic[S]):
                 self._disk.unlink(path)
 
     def _write_data_note(self, data: Path) -> None:
-        note = DataNote(format=FORMAT, epoch_max=self._epoch_max)
+        note = DataMetadata(format=FORMAT, epoch_max=self._epoch_max)
         content = msgspec.json.encode(note) if self._is_old else checked_json.encode(note)
         replace_file(data / "polybus.json", content, self._disk)
 
     def bounds(self, topic: str) -> Bounds:
         log = self._log_of(topic)
         if log.frozen is not None:
-            raise log.frozen.again()
+            raise log.frozen.copy()
         # `start` first: it never passes a `stop` that is read later.
         start = log.start
         return Bounds(log.epoch, start, log.stop)
@@ -378,7 +380,7 @@ def opened_data(data: Path, disk: Disk) -> Iterator[DataLock]:
         raise storage_error(error, f"cannot open {data}") from error
 
 
-def read_data_note(data: Path) -> DataNote | None:
+def read_data_metadata(data: Path) -> DataMetadata | None:
     """The content of polybus.json; None if the folder has none.
 
     Raises StorageError `log.format`, a newer version wrote the data; `log.damaged`.
@@ -388,14 +390,14 @@ def read_data_note(data: Path) -> DataNote | None:
         content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    note = checked_json.decode(content, DataNote, path, accept_unchecked=True)
+    note = checked_json.decode(content, DataMetadata, path, accept_unchecked=True)
     if note.format != FORMAT:
         text = f"{path} has format {note.format}; this version reads format {FORMAT}"
         raise StorageError("log.format", text)
     return note
 
 
-def read_topic_note(folder: Path) -> TopicNote | None:
+def read_topic_metadata(folder: Path) -> TopicMetadata | None:
     """The content of topic.json; None if the topic was deleted or does not exist yet.
 
     Raises StorageError `log.damaged`.
@@ -407,8 +409,8 @@ def read_topic_note(folder: Path) -> TopicNote | None:
     return note
 
 
-def _read_note(folder: Path) -> TopicNote | None:
-    return checked_json.read(folder / _NOTE, TopicNote, accept_unchecked=True)
+def _read_note(folder: Path) -> TopicMetadata | None:
+    return checked_json.read(folder / _NOTE, TopicMetadata, accept_unchecked=True)
 
 
 def was_deleted(folder: Path, epoch: int) -> bool:
@@ -423,8 +425,8 @@ def was_deleted(folder: Path, epoch: int) -> bool:
 
 
 def epoch_of(folder: Path) -> int | None:
-    """The epoch in topic.json, as from `read_topic_note`."""
-    note = read_topic_note(folder)
+    """The epoch in topic.json, as from `read_topic_metadata`."""
+    note = read_topic_metadata(folder)
     return None if note is None else note.epoch
 
 
@@ -433,7 +435,7 @@ def is_unfinished(folder: Path) -> bool:
     return folder.is_dir() and [path.name for path in folder.iterdir()] == ["topic.json.tmp"]
 
 
-def has_lost_note(folder: Path) -> bool:
+def has_lost_metadata(folder: Path) -> bool:
     """Whether a topic's folder has lost its topic.json: both are created and removed together."""
     return folder.is_dir() and not is_unfinished(folder) and not (folder / _NOTE).exists()
 

@@ -24,7 +24,7 @@ PROTOCOL = "polybus"
 TARGET_CHARACTERS_MAX = 500
 
 
-class AuditBook:
+class AuditLog:
     """Writes to `$audit`."""
 
     def __init__(self, context: Context) -> None:

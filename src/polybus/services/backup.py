@@ -45,7 +45,7 @@ from polybus.log.history.manifest import HistoryLock
 from polybus.log.journal.floor import NAME as FLOOR
 from polybus.log.journal.recovery import recover
 from polybus.log.journal.segment import Segment
-from polybus.log.topics import epoch_of, read_data_note
+from polybus.log.topics import epoch_of, read_data_metadata
 from polybus.processes import is_alive
 from polybus.services.accounts.store import damaged_accounts
 from polybus.services.backup_files import put
@@ -81,7 +81,7 @@ def backup(data: Path, target: Path, *, tables: bool = True, base: Path | None =
         BusyError: the hand-over of a segment did not end within WAIT_S. StorageError: a file cannot
         be read or written; `log.locked` if a start or another command did not end within WAIT_S.
     """
-    if read_data_note(data) is None:
+    if read_data_metadata(data) is None:
         raise UsageError("log.no-data", f"{data} is not a data folder")
     if base is not None:
         check_whole(base)
@@ -161,7 +161,7 @@ def check_whole(source: Path) -> None:
 
 def _is_whole(source: Path) -> bool:
     is_unfinished = layout.unfinished_copy_path(source).exists()
-    return not is_unfinished and read_data_note(source) is not None
+    return not is_unfinished and read_data_metadata(source) is not None
 
 
 class _Copy:

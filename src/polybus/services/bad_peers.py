@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from polybus import names
-from polybus.services.events import EventBook
+from polybus.services.events import EventRecorder
 
 logger = logging.getLogger("polybus.peers")
 # A subscriber was disconnected, or lost messages, because it read too slowly.
@@ -22,7 +22,7 @@ class BadPeers:
         *,
         lines_per_s: int,
         clock_s: Callable[[], float],
-        events: EventBook | None = None,
+        events: EventRecorder | None = None,
     ) -> None:
         self._events = events
         self.counts: Counter[str] = Counter()

@@ -122,7 +122,7 @@ async def catch_up(
                 target.flush()
             await take.stream()
     except PolybusError as failure:
-        error = failure.bare()
+        error = failure.without_traceback()
     except OSError as failure:
         text = f"topic {topic!r} cannot be read: {failure.strerror}"
         error = StorageError("log.failed", text)

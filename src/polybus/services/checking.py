@@ -10,7 +10,7 @@ from polybus.lake.folders import OLD_FORMAT, table_folders
 from polybus.log.layout import accounts_folder, folders_in
 from polybus.log.spark_checkpoint import checkpoint_damages
 from polybus.log.verify import verify as log
-from polybus.log.verify.notes import DISPENSABLE, note_damages
+from polybus.log.verify.metadata import DISPENSABLE, metadata_damages
 from polybus.log.verify.tables import table_damages, undecodable, unlisted
 from polybus.services.accounts.edits import found_config, unused_edit
 from polybus.services.accounts.store import damaged_accounts
@@ -41,7 +41,7 @@ def verify(
         if rest := unlisted(table):
             text = "no version names it: a write was interrupted; a pipeline removes it later"
             report.notes += [f"{path}: {text}" for path in rest]
-    for path, reason in note_damages(data):
+    for path, reason in metadata_damages(data):
         if path.name in DISPENSABLE:
             report.notes.append(f"{path}: {reason}; it is not needed, and will be rewritten")
         else:

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from polybus.batch import Batch
-from polybus.log.cluster_place import ClusterPlace
+from polybus.log.cluster_location import ClusterLocation
 from polybus.log.interface import SHARED
 from polybus.log.opening import library_needed
 from polybus.log.verify.verify import VerifyProgress, VerifyReport
 from polybus.services import consumers
 from polybus.services.accounts import cluster as accounts
-from polybus.services.sessions import broadcasts, moving
+from polybus.services.sessions import broadcasts, cluster
 from polybus.services.transactions.commits import TOPIC, CommitRecord
 from polybus.structs import decode
 
@@ -23,13 +23,15 @@ CHECKS: dict[str, Callable[[str, bytes], object]] = {
     accounts.KIND: accounts.read_entry,
     broadcasts.KIND: broadcasts.read_entry,
     consumers.KIND: consumers.read_entry,
-    moving.KIND: moving.read_entry,
+    cluster.KIND: cluster.read_entry,
 }
 """How a node decodes the name and value of an entry. Entries of other kinds are ignored."""
 ERRORS = (msgspec.MsgspecError, ValueError, TypeError)
 
 
-def verify_cluster(place: ClusterPlace, *, progress: VerifyProgress | None = None) -> VerifyReport:
+def verify_cluster(
+    place: ClusterLocation, *, progress: VerifyProgress | None = None
+) -> VerifyReport:
     """The report of `polybus verify` for a cluster. Raises as ClusterCheck does."""
     with library_needed(place):
         from polybus.log.kafka.verifying import ClusterCheck

@@ -152,7 +152,7 @@ class ClusterTable:
             raise error
 
     def _closed(self, keys: Sequence[bytes], done: asyncio.Future[None]) -> None:
-        # There may be no waiter any more.
+        # The waiter may be gone.
         done.exception()
         for key in keys:
             if self._open.get(key) is done:

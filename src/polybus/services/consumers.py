@@ -352,7 +352,7 @@ class Consumers:
         return min(needed, default=None)
 
 
-class ConsumerBook(Consumers):
+class ConsumerRegistry(Consumers):
     """The consumers of a running bus: saved in state.db; retention holds messages for them."""
 
     def __init__(self, context: Context, state: StateDb) -> None:

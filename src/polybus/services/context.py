@@ -11,7 +11,7 @@ from polybus.config import Config
 from polybus.errors import StorageError
 from polybus.log.interface import Log
 from polybus.services.cluster_table import ClusterTable
-from polybus.services.events import EventBook
+from polybus.services.events import EventRecorder
 from polybus.services.memory import MemoryGate
 
 logger = logging.getLogger("polybus.server")
@@ -81,7 +81,7 @@ class Context:
     clock_us: Callable[[], int]
     memory: MemoryGate
     durability: Durability
-    events: EventBook
+    events: EventRecorder
     cluster_table: ClusterTable | None = None
     node: str = ""
 

@@ -53,7 +53,7 @@ class UndeliveredRange(NamedTuple):
     stop: int
 
 
-class EventBook(Tallies):
+class EventRecorder(Tallies):
     """Collects events, and writes them to `$events` of the account that they concern."""
 
     def __init__(

@@ -18,7 +18,7 @@ CATCH_UPS_AT_ONCE_MAX = 4
 CATCH_UP_POLL_S = 0.02
 
 
-class Ledger:
+class BufferCounter:
     """Counts the memory of all outboxes; a shared buffer counts once.
 
     A view counts as the whole buffer that it keeps in memory.
@@ -49,7 +49,7 @@ class MemoryGate:
     """Holds publishers and catch-ups back while messages in memory exceed their limit."""
 
     def __init__(self, log: Log, loop: asyncio.AbstractEventLoop, *, bytes_max: int) -> None:
-        self.ledger = Ledger()
+        self.ledger = BufferCounter()
         self.catch_ups_starve = False
         self._turns = asyncio.Semaphore(CATCH_UPS_AT_ONCE_MAX)
         self._log = log

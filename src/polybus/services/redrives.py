@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from polybus.errors import PolybusError, UsageError
-from polybus.services.audit import AuditBook
+from polybus.services.audit import AuditLog
 from polybus.services.context import Context
 from polybus.services.events import UndeliveredRange, iso_time
 
@@ -72,7 +72,7 @@ def run_of_ranges(ranges: Iterable[UndeliveredRange]) -> RedriveRun:
 class Redrives:
     """The redrives of one bus: one at a time."""
 
-    def __init__(self, context: Context, audit: AuditBook, data: Path) -> None:
+    def __init__(self, context: Context, audit: AuditLog, data: Path) -> None:
         self._context = context
         self._audit = audit
         self._data = data

@@ -6,7 +6,7 @@ from polybus.config import System
 from polybus.log.interface import TopicSettings
 from polybus.services.accounts.accounts import Accounts, AccountWatcher
 from polybus.services.blobs.blobs import Blobs
-from polybus.services.consumers import ConsumerBook
+from polybus.services.consumers import ConsumerRegistry
 from polybus.services.context import Context
 from polybus.services.sessions.inboxes import Inboxes
 from polybus.services.state import StateDb
@@ -32,7 +32,7 @@ class Services(AccountWatcher):
         fsync = context.config.durability != "memory"
         self.state = StateDb(context.data, fsync=fsync)
         self.inboxes = Inboxes(context, self.state, accounts)
-        self.consumers = ConsumerBook(context, self.state)
+        self.consumers = ConsumerRegistry(context, self.state)
         self.blobs = Blobs(context, accounts)
         cluster = context.log.cluster
         given = (context, self.state, accounts, self.blobs)

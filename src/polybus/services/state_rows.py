@@ -257,7 +257,7 @@ def examine(path: Path, *, fsync: bool = True, scratch: Path | None = None) -> S
 
 
 def _check_disk(error: BaseException) -> None:
-    """Raise an error of the disk, which is no sign of a damaged file."""
+    """Raise an error of the disk, which does not mean a damaged file."""
     code = getattr(error, "sqlite_errorcode", 0)
     if code & 0xFF in DISK_CODES and code != sqlite3.SQLITE_IOERR_SHORT_READ:
         raise error
@@ -333,7 +333,7 @@ def _commits_of(wal: Path) -> list[int]:
         if len(header) < WAL_HEADER_BYTES or not any(header):
             return []
         if not _is_wal_header(header):
-            # It is one sector, so this is no torn write: everything after it is lost.
+            # It is one sector, so it cannot be torn: everything after it is lost.
             return [0, 1]
         page_bytes = struct.unpack_from(">I", header, 8)[0]
         salts = header[16:24]

@@ -29,7 +29,7 @@ from polybus.client.retry import Backoff
 from polybus.config import KafkaLogin, KafkaTls
 from polybus.config_file import brokers_of
 from polybus.errors import BusyError, ConfigError, PolybusError, UsageError
-from polybus.log.cluster_place import ClusterPlace, read_place, with_absolute_paths
+from polybus.log.cluster_location import ClusterLocation, read_location, with_absolute_paths
 from polybus.spark import nodes
 from polybus.structs import convert
 
@@ -56,7 +56,7 @@ class BusLocation:
     data: Path = Path(DEFAULT_FOLDER)
     url: str | None = None
     token: str | None = field(default=None, repr=False)
-    cluster: ClusterPlace | None = None
+    cluster: ClusterLocation | None = None
     is_cluster_only: bool = False
 
     def __str__(self) -> str:
@@ -77,13 +77,13 @@ class BusLocation:
     @property
     def has_log_files(self) -> bool:
         """Whether the messages are in files of the data folder."""
-        return self.is_local and self.cluster is None and read_place(self.data) is None
+        return self.is_local and self.cluster is None and read_location(self.data) is None
 
     @property
     def is_folder_here(self) -> bool:
         """Whether this machine has the folder of a bus, with its messages or without them."""
         has_note = (self.data / "polybus.json").exists()
-        return has_note or read_place(self.data) is not None
+        return has_note or read_location(self.data) is not None
 
     def missing_options(self, given: Mapping[str, Any]) -> dict[str, str]:
         """The location as options, unless the given ones already have one."""
@@ -229,10 +229,10 @@ def find_location(given: Mapping[str, str]) -> BusLocation:
         raise UsageError("data.not-found", text)
     if token is not None and token == read_token(data):
         token = None
-    return BusLocation(data, None, token, read_place(data) if token is None else None)
+    return BusLocation(data, None, token, read_location(data) if token is None else None)
 
 
-def _cluster_of(given: Mapping[str, str]) -> ClusterPlace:
+def _cluster_of(given: Mapping[str, str]) -> ClusterLocation:
     """The cluster that options name. Raises UsageError `spark.option-invalid`."""
     nested: dict[str, Any] = {"log": given["log"]}
     for name, value in given.items():
@@ -242,14 +242,14 @@ def _cluster_of(given: Mapping[str, str]) -> ClusterPlace:
             part[last] = value
     try:
         brokers_of(given["log"])
-        place = convert(nested, ClusterPlace)
+        place = convert(nested, ClusterLocation)
     except (ConfigError, msgspec.ValidationError) as error:
         text = getattr(error, "text", str(error))
         raise UsageError("spark.option-invalid", f"options log and cluster.…: {text}") from error
     return with_absolute_paths(place)
 
 
-def cluster_options(place: ClusterPlace) -> dict[str, str]:
+def cluster_options(place: ClusterLocation) -> dict[str, str]:
     """A cluster as options of the source."""
     found = {"log": place.log}
     for name in CLUSTER_OPTIONS:

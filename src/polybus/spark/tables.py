@@ -36,7 +36,7 @@ from polybus.lake.fields import (
     merged_fields,
     parsed_fields,
 )
-from polybus.lake.files import FileNote, new_path, note_of, partition_values
+from polybus.lake.files import NewFile, new_path, note_of, partition_values
 from polybus.lake.table import Conflict, LakeTable, TableChange, unknown_table
 from polybus.lake.table_state import TableState
 from polybus.log.delta import STAGING
@@ -118,7 +118,7 @@ def quarantine(df: DataFrame, table: LakeTable, *, reason: str, writer: str, bat
 
 def commit_staged(
     table: LakeTable,
-    notes: Sequence[FileNote],
+    notes: Sequence[NewFile],
     *,
     writer: str,
     batch_id: int,
@@ -144,7 +144,7 @@ def commit_staged(
     tidy(table)
 
 
-def discard(table: LakeTable, notes: Sequence[FileNote]) -> None:
+def discard(table: LakeTable, notes: Sequence[NewFile]) -> None:
     """Remove files that are not part of the table."""
     for note in notes:
         (table.path / note.file.path).unlink(missing_ok=True)
@@ -268,7 +268,7 @@ def read_files(
 
 def stage(
     df: DataFrame, table: LakeTable, partition_by: Sequence[str], json: Sequence[str] = ()
-) -> list[FileNote]:
+) -> list[NewFile]:
     """Let Spark write the rows to files in the table's folder. They are not committed yet.
 
     Columns in `json` are JSON text, which is quicker than to let this convert VARIANT columns.
@@ -294,7 +294,7 @@ def stage(
 
 def stage_small(
     df: DataFrame, table: LakeTable, partition_by: Sequence[str] = (), json: Sequence[str] = ()
-) -> list[FileNote]:
+) -> list[NewFile]:
     """As `stage`, for rows that fit in memory: Spark collects them, and one file has all of them.
 
     Spark's writer sets up a job for files, which takes longer than to decode a few messages.
@@ -331,7 +331,7 @@ def _until_committed(table: LakeTable, commit: Callable[[TableState], None]) -> 
 
 
 def _replace_files(
-    table: LakeTable, state: TableState, notes: list[FileNote], writer: str, batch_id: int | None
+    table: LakeTable, state: TableState, notes: list[NewFile], writer: str, batch_id: int | None
 ) -> None:
     table.commit(
         notes, remove=list(state.files), writer=writer, batch_id=batch_id, based_on=state.version

@@ -394,7 +394,7 @@ class BosonCodec:
                 check_receipt_id(receipt_id)
             return self._topics.get(raw_topic) or self._topic(raw_topic), receipt_id
         except PeerError as error:
-            self._parts_refused = error.bare()
+            self._parts_refused = error.without_traceback()
             return "", b"" if len(receipt_id) > RECEIPT_ID_BYTES_MAX else receipt_id
 
     # Large messages

@@ -109,7 +109,7 @@ class Bad:
     error: PeerError
 
     def __post_init__(self) -> None:
-        self.error.bare()
+        self.error.without_traceback()
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -26,13 +26,13 @@ def received_by_edge(chunks: Iterable[bytes], limits: Limits) -> list[Event]:
     return events
 
 
-Sight = tuple[object, ...]
+Observed = tuple[object, ...]
 
 
-def seen(events: Sequence[Event]) -> tuple[dict[str, list[bytes]], list[Sight]]:
+def seen(events: Sequence[Event]) -> tuple[dict[str, list[bytes]], list[Observed]]:
     """Each topic's values in order, and everything but plain messages in order."""
     values: dict[str, list[bytes]] = {}
-    others: list[Sight] = []
+    others: list[Observed] = []
     for event in events:
         if isinstance(event, Publish):
             for batch in event.batches:

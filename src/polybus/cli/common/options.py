@@ -13,7 +13,7 @@ from polybus import config_file
 from polybus.client.options import DEFAULT_URL, with_scheme
 from polybus.config import PORT, Config
 from polybus.errors import UsageError
-from polybus.log.cluster_place import read_place
+from polybus.log.cluster_location import read_location
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -90,7 +90,7 @@ def load_config(
 
 def only_files(config: Config, what: str) -> None:
     """Refuse a command that needs the log in files. Raises UsageError `cluster.unsupported`."""
-    place = config.log if config.is_cluster else read_place(Path(config.data))
+    place = config.log if config.is_cluster else read_location(Path(config.data))
     if place is not None:
         text = f"{what} needs the messages in files, but `log` is {place}"
         raise UsageError("cluster.unsupported", text)

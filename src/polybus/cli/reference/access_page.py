@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
+from polybus.edges.access_matrix import LOGINS, NONE, REQUESTS, ROLES, PeerRole
 from polybus.edges.http.calls import Operation
 from polybus.edges.http.routes import OPERATIONS
-from polybus.edges.verbs import LOGINS, NONE, REQUESTS, ROLES, PeerRole
-from polybus.edges.web_verbs import WEB_REQUESTS, http_answer, right_of
+from polybus.edges.web_access_matrix import WEB_REQUESTS, http_answer, right_of
 
 TEXT = """\
 Who may do what. The columns are roles of a peer: it has not logged in, and is not the default

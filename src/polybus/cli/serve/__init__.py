@@ -29,8 +29,8 @@ from polybus.config import PORT, Config, Connector
 from polybus.edges.node import Node
 from polybus.errors import PolybusError, StorageError
 from polybus.log import file_modes
-from polybus.log.arrow_alone import leave_pandas_out
 from polybus.log.topics import storage_error
+from polybus.log.without_pandas import block_pandas
 from polybus.services.topics import create_topic
 
 logger = logging.getLogger("polybus.server")
@@ -100,7 +100,7 @@ def serve(
     Prints one line with `ready` and its addresses when it accepts connections. SIGTERM or Ctrl-C
     stops it cleanly. SIGHUP reads the settings again.
     """
-    leave_pandas_out()
+    block_pandas()
 
     def read_config() -> Config:
         config = load_config(data, config_path, topics)

@@ -21,7 +21,6 @@ from polybus.config import Connector
 from polybus.edges.edge import Edge
 from polybus.edges.http.app import make_app
 from polybus.edges.http.calls import problem
-from polybus.edges.http.lean import LeanFlow, ShortPipeline
 from polybus.edges.http.live.hub import LiveHub
 from polybus.edges.http.live.page import PATH as LIVE_PATH
 from polybus.edges.http.live.page import LivePeer
@@ -31,7 +30,8 @@ from polybus.edges.http.origin_check import RequestHead
 from polybus.edges.http.routes import CHANNELS
 from polybus.edges.http.sending import PackEncodings, packs_frame
 from polybus.edges.http.state import HttpState
-from polybus.edges.http.upper import Upper
+from polybus.edges.http.upper_layer import UpperLayer
+from polybus.edges.http.uvicorn_parts import LazyFlowControl, ListPipeline
 from polybus.edges.http.websocket import WebSocketPeer
 from polybus.edges.protocols.peer import DroppedMessages
 from polybus.edges.protocols.translator import Translator
@@ -66,7 +66,7 @@ class BodyUse:
         self.is_streamed = False
 
 
-class HttpProtocol(HttpToolsProtocol, Upper):
+class HttpProtocol(HttpToolsProtocol, UpperLayer):
     """One connection's requests. A request that exceeds a limit is answered, then closed."""
 
     # Beyond 30 attributes an object has a table of its own for their names, of 1.5 KiB.
@@ -104,7 +104,7 @@ class HttpProtocol(HttpToolsProtocol, Upper):
             "body": self._body,
         }
         super().__init__(config=config, server_state=server_state, app_state=shared)
-        self.pipeline = ShortPipeline()  # type: ignore[assignment]
+        self.pipeline = ListPipeline()  # type: ignore[assignment]
         self._bad_peers = state.bad_peers
         self._origin_check = state.origin_check
         self._head_bytes_max = state.config.http.head_bytes_max
@@ -203,7 +203,7 @@ class HttpProtocol(HttpToolsProtocol, Upper):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.flow = LeanFlow(transport)
+        self.flow = LazyFlowControl(transport)
 
     def data_received(self, data: bytes) -> None:
         if self._in_head and self._head_bytes + len(data) > 2 * self._head_bytes_max:
@@ -297,7 +297,7 @@ class HttpCodec:
     is_held = False
     unfinished_bytes = 0
 
-    def __init__(self, upper: Upper) -> None:
+    def __init__(self, upper: UpperLayer) -> None:
         self.upper = upper
 
     def receive(self, data: Buffer) -> list[Any]:
@@ -318,7 +318,7 @@ class HttpTranslator(Translator):
     protocol: ClassVar[str] = "http"
     codec: HttpCodec
 
-    def __init__(self, edge: Edge, connection: Connection, upper: Upper) -> None:
+    def __init__(self, edge: Edge, connection: Connection, upper: UpperLayer) -> None:
         super().__init__(edge, connection)
         self.connection = connection
         self.codec = HttpCodec(upper)
@@ -367,7 +367,7 @@ class HttpTranslator(Translator):
 
     def let_go(self) -> None:
         self._uncount()
-        upper, self.codec.upper = self.codec.upper, Upper()
+        upper, self.codec.upper = self.codec.upper, UpperLayer()
         upper.let_go()
 
     def _on_overflow(self, lost: DroppedMessages) -> None:
@@ -428,7 +428,7 @@ class HttpTranslator(Translator):
     def set_protocol(self, protocol: WebSocketPeer | LivePeer) -> None:
         upper, self.codec.upper = self.codec.upper, protocol
         upper.let_go()
-        self.connection.hand_reads_to(protocol)
+        self.connection.intercept_reads(protocol)
         if self._lost:
             # It refused the handshake and closed the connection while another layer was above.
             protocol.connection_lost(None)

@@ -4,7 +4,7 @@ cimport cython
 from libc.stdint cimport int64_t
 
 from polybus.edges.tcp.outbox cimport Outbox
-from polybus.edges.tcp.transport cimport Taker
+from polybus.edges.tcp.transport cimport ReadInterceptor
 from polybus.services.sessions.delivery cimport PackDelivery
 from polybus.services.sessions.session cimport Session
 
@@ -21,7 +21,7 @@ cdef class PackEncodings:
     cpdef get(self, list packs)
 
 
-cdef class PackSender(Taker):
+cdef class PackSender(ReadInterceptor):
     cdef public PackDelivery _inboxes
     cdef public object _memory
     cdef public PackEncodings _frames

@@ -20,7 +20,7 @@ except ImportError:
     # Only the compiler needs it.
     from polybus.scan import plain as cython
 if not cython.compiled:
-    from polybus.edges.tcp.transport import Taker
+    from polybus.edges.tcp.transport import ReadInterceptor
 from polybus.wire.msgstream import ID_DIGITS_MAX, encode_packs
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class PackEncodings:
 
 
 @cython.cclass
-class PackSender(Taker):
+class PackSender(ReadInterceptor):
     """The hot path of a session's WebSocket: it sends packs and reads confirmations."""
 
     __slots__ = (

@@ -15,7 +15,7 @@ from polybus.scan import Traffic
 from polybus.services.accounts.access import Member
 from polybus.services.accounts.pace import ChangePace
 from polybus.services.accounts.signups import SignUps
-from polybus.services.audit import AuditBook
+from polybus.services.audit import AuditLog
 from polybus.services.figures.figures import BusFigures
 from polybus.services.figures.senders import Senders
 from polybus.services.masks import Masks
@@ -83,7 +83,7 @@ class HttpState:
         self.waiters: set[asyncio.Event] = set()
         self.websockets: set[OpenWebSocket] = set()
         self.polls_hanging = 0
-        self.audit = AuditBook(edge.context)
+        self.audit = AuditLog(edge.context)
         self.started_us = edge.context.clock_us()
         self.started_s = self.loop.time()
         self.masks = Masks(self.config.http.masks)

@@ -17,7 +17,7 @@ from websockets.protocol import State
 
 from polybus.edges.http.sending import SHORT_BYTES_MAX, PackEncodings, PackSender, text_frame
 from polybus.edges.http.state import HttpState
-from polybus.edges.http.websocket_upper import WebSocketUpper
+from polybus.edges.http.websocket_connection import WebSocketConnection
 from polybus.errors import StorageError, UsageError
 from polybus.services.sessions.session import Session
 from polybus.wire.msgstream import PATHS, SESSION_UNSET, parse_confirm_ids
@@ -25,7 +25,7 @@ from polybus.wire.msgstream import PATHS, SESSION_UNSET, parse_confirm_ids
 _FIN = 0x80
 
 
-class WebSocketPeer(PackSender, WebSocketUpper):
+class WebSocketPeer(PackSender, WebSocketConnection):
     """One WebSocket and the session it is for. Implements contents.Receiver."""
 
     __slots__ = (

@@ -16,7 +16,7 @@ from polybus.batch import Batch, Buffer
 from polybus.bus.subscriptions import Publisher
 from polybus.config import Connector
 from polybus.edges.edge import Edge
-from polybus.edges.protocols.leaving import LargeWords
+from polybus.edges.protocols.outgoing_payload import PayloadFraming
 from polybus.edges.protocols.peer import Peer
 from polybus.edges.protocols.translator import PlainTranslator, Translator
 from polybus.errors import PeerError, PolybusError
@@ -78,9 +78,9 @@ class BosonFramesTranslator(BosonTranslator, PlainTranslator):
         else:
             super().deliver_whole(batches, whole, publisher)
 
-    def large_words(self, batch: Batch) -> LargeWords:
+    def payload_framing(self, batch: Batch) -> PayloadFraming:
         topic = batch.topic.encode()
-        return LargeWords(
+        return PayloadFraming(
             wrap=partial(boson_frames.encode_frame, topic, flag=JOINED),
             tail=boson_frames.encode_frame(topic, b""),
         )
@@ -98,11 +98,11 @@ class BosonPropertiesTranslator(BosonTranslator):
         super().__init__(edge, peer)
         self.codec = boson_properties.BosonPropertiesCodec(self.limits, connector.default_topic)
 
-    def large_words(self, batch: Batch) -> LargeWords:
+    def payload_framing(self, batch: Batch) -> PayloadFraming:
         headers = references.without_mark(batch.headers[0] if batch.headers else None)
         first = Batch.of(batch.topic, [b""], headers=[headers])
         first.epoch, first.first_offset = batch.epoch, batch.first_offset
-        return LargeWords(
+        return PayloadFraming(
             head=boson_properties.encode_part(first, b"", JOINED),
             wrap=partial(boson_properties.encode_part, None, flag=JOINED),
             tail=boson_properties.encode_part(None, b"", WHOLE),

@@ -22,11 +22,11 @@ from polybus.batch import Batch
 from polybus.bus.subscriptions import Publisher
 from polybus.config import Connector
 from polybus.edges.edge import Edge
-from polybus.edges.protocols.leaving import LargeWords, reference_of
+from polybus.edges.protocols.outgoing_payload import PayloadFraming, reference_of
 from polybus.edges.protocols.peer import Peer
 from polybus.edges.protocols.translator import Translator
 from polybus.errors import PeerError, PolybusError, UsageError
-from polybus.services.blobs.blobs import Kept
+from polybus.services.blobs.blobs import StoredPayload
 from polybus.services.catch_up import resolve
 from polybus.wire import goms as wire
 from polybus.wire.codec import Bad, LargeBegin, LargeEnd, LargePiece, Publish
@@ -205,7 +205,7 @@ class GomsTranslator(Translator):
     def topics_of_large(self, end: LargeEnd) -> list[str]:
         return self._sendable(end.topics, ack=end.ack)
 
-    def publish_large(self, kept: Kept, end: LargeEnd) -> list[Batch]:
+    def publish_large(self, kept: StoredPayload, end: LargeEnd) -> list[Batch]:
         batches = [kept.batch(topic, dict(end.headers or {})) for topic in kept.blobs]
         self._publish_joint(batches, ack=end.ack)
         return batches
@@ -255,7 +255,7 @@ class GomsTranslator(Translator):
             self._downloads = None
         super().let_go()
 
-    def large_words(self, batch: Batch) -> LargeWords:
+    def payload_framing(self, batch: Batch) -> PayloadFraming:
         reference = reference_of(batch)
         offsets = None
         if self._with_offsets:
@@ -265,7 +265,7 @@ class GomsTranslator(Translator):
         head = wire.encode_large([batch.topic], headers, offsets, text=is_text)
         # Pieces of text may end within a character, which is kept for the next one.
         wrap = TextEscaper().escape if is_text else b64encode
-        return LargeWords(head, wrap, b'"}\n', BASE64_PIECE_BYTES)
+        return PayloadFraming(head, wrap, b'"}\n', BASE64_PIECE_BYTES)
 
     def _logout(self, topics: Sequence[str] | None) -> None:
         if topics is None:

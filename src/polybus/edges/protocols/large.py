@@ -10,13 +10,13 @@ from polybus.bus.bus import Bus
 from polybus.bus.subscriptions import Subscriber
 from polybus.config import Limits
 from polybus.edges.edge import Edge
-from polybus.edges.protocols.arriving import GATE as ARRIVING_GATE
-from polybus.edges.protocols.arriving import Arriving
-from polybus.edges.protocols.leaving import LargeWords, payload
+from polybus.edges.protocols.incoming_payload import GATE as ARRIVING_GATE
+from polybus.edges.protocols.incoming_payload import IncomingPayload
+from polybus.edges.protocols.outgoing_payload import PayloadFraming, payload
 from polybus.edges.protocols.peer import Peer
 from polybus.errors import PeerError, PolybusError
 from polybus.services.accounts.access import AccountAccess
-from polybus.services.blobs.blobs import Kept, with_receipt_ids
+from polybus.services.blobs.blobs import StoredPayload, with_receipt_ids
 from polybus.services.events import UndeliveredRange
 from polybus.wire.codec import Codec, LargeBegin, LargeEnd
 from polybus.wire.positions import Position, Start
@@ -36,7 +36,7 @@ class LargeMessages(Subscriber):
     catching_up: dict[str, asyncio.Task[None]]
     streams_references = True
     """Whether the peer gets the bytes of large payloads, not references."""
-    arriving: Arriving | None = None
+    arriving: IncomingPayload | None = None
     _when_idle: Callable[[], None] | None = None
 
     # Defined by the translator
@@ -83,7 +83,7 @@ class LargeMessages(Subscriber):
             self.bad(PeerError("auth.needed", "a login is required; log in first"))
             return
         self.codec.is_held = True
-        self.arriving = Arriving(self, begin)
+        self.arriving = IncomingPayload(self, begin)
 
     def arrived(self, waiting: list[Any]) -> None:
         """A large payload is published, or refused: continue with the data that the peer sent after
@@ -117,7 +117,7 @@ class LargeMessages(Subscriber):
             batch.receipt_ids = None
         self.refuse(batch, error)
 
-    def publish_large(self, kept: Kept, end: LargeEnd) -> list[Batch]:
+    def publish_large(self, kept: StoredPayload, end: LargeEnd) -> list[Batch]:
         """Publish the message of a payload that is durable."""
         [topic] = kept.blobs
         return [self._publish_one(kept.batch(topic, dict(end.headers or {})), end)]
@@ -159,7 +159,7 @@ class LargeMessages(Subscriber):
                 start = starts.get(topic, Position(bounds.epoch, bounds.stop))
                 self.catch_up_from(topic, start, skip_sender=skip_sender)
 
-    def large_words(self, batch: Batch) -> LargeWords:
+    def payload_framing(self, batch: Batch) -> PayloadFraming:
         """How a payload is framed; the batch is one reference, under the account's name."""
         raise NotImplementedError
 
@@ -172,7 +172,7 @@ class LargeMessages(Subscriber):
 
         async def pieces() -> AsyncIterator[bytes]:
             nonlocal has_begun
-            words = self.large_words(shown)
+            words = self.payload_framing(shown)
             async for piece in payload(self.edge.blobs, context.memory, batch, words):
                 has_begun = True
                 yield piece

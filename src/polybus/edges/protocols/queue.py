@@ -16,7 +16,7 @@ from polybus import names
 from polybus.batch import Batch
 from polybus.config import Connector
 from polybus.edges.edge import Edge
-from polybus.edges.protocols.leaving import LargeWords, reference_of
+from polybus.edges.protocols.outgoing_payload import PayloadFraming, reference_of
 from polybus.edges.protocols.peer import Peer
 from polybus.edges.protocols.translator import Translator
 from polybus.errors import PeerError, PolybusError
@@ -85,8 +85,8 @@ class QueueTranslator(Translator):
         except PolybusError as error:
             self._end(error.code, error.text)
 
-    def large_words(self, batch: Batch) -> LargeWords:
-        return LargeWords(head=wire.encode_size(reference_of(batch).size))
+    def payload_framing(self, batch: Batch) -> PayloadFraming:
+        return PayloadFraming(head=wire.encode_size(reference_of(batch).size))
 
     def refuse(self, batch: Batch, error: PolybusError) -> None:
         self._end(error.code, f"{error.text} ({len(batch)} messages)")

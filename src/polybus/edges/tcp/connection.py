@@ -21,12 +21,12 @@ from polybus.batch import Buffer
 from polybus.config import Connector
 from polybus.edges.protocols.peer import DroppedMessages
 from polybus.edges.protocols.translator import PlainTranslator, Translator
+from polybus.edges.tcp.context import TcpContext
 from polybus.edges.tcp.layers import GzipLayer, Layer, TlsLayer, unwrap
 from polybus.edges.tcp.outbox import Outbox
 from polybus.edges.tcp.pump import CARRY_BYTES_MAX
-from polybus.edges.tcp.shared import TcpShared
 from polybus.edges.tcp.stream import LAYERS_GATE, Stream
-from polybus.edges.tcp.transport import SocketTransport, Taker
+from polybus.edges.tcp.transport import ReadInterceptor, SocketTransport
 from polybus.errors import PeerError, UsageError
 from polybus.services.accounts.access import AccountAccess
 from polybus.wire.codec import LargePiece
@@ -44,7 +44,7 @@ class Connection(Stream):
 
     def __init__(
         self,
-        tcp: TcpShared,
+        tcp: TcpContext,
         connector: Connector,
         tls: ssl.SSLContext | None = None,
         *,
@@ -285,7 +285,7 @@ class Connection(Stream):
         if self.translator is not None:
             self.translator.count_for(access)
 
-    def hand_reads_to(self, taker: Taker) -> None:
+    def intercept_reads(self, taker: ReadInterceptor) -> None:
         """Offer reads to this first, unless there are layers around the protocol."""
         if self._layers is None and not self._closing:
             self.transport.taker = taker

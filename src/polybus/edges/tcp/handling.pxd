@@ -3,7 +3,7 @@
 cimport cython
 
 from polybus.edges.tcp.outbox cimport Outbox, Outboxes
-from polybus.edges.tcp.transport cimport SocketTransport, Taker
+from polybus.edges.tcp.transport cimport SocketTransport, ReadInterceptor
 from polybus.scan.batch cimport Batch
 
 @cython.final
@@ -22,7 +22,7 @@ cdef class ReadHandler:
         run_stop=Py_ssize_t, batches=list,
     )
     cpdef handle(self, list pieces, data, Py_ssize_t first)
-    @cython.locals(taker=Taker)
+    @cython.locals(taker=ReadInterceptor)
     cdef bint _is_taken(
         self, SocketTransport transport, data, Py_ssize_t start, Py_ssize_t stop
     ) except -1

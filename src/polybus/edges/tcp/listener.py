@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from polybus.edges.tcp.connection import Connection
-from polybus.edges.tcp.shared import TcpShared
+from polybus.edges.tcp.context import TcpContext
 
 logger = logging.getLogger("polybus.tcp")
 
@@ -35,7 +35,7 @@ class Listener:
     """Accepts the connections of one listening socket."""
 
     def __init__(
-        self, tcp: TcpShared, listening: socket.socket, connect: Callable[[], Connection]
+        self, tcp: TcpContext, listening: socket.socket, connect: Callable[[], Connection]
     ) -> None:
         self._tcp = tcp
         self._loop = tcp.loop

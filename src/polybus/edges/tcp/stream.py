@@ -14,9 +14,9 @@ from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 
 from polybus.batch import Batch, Buffer
 from polybus.bus.subscriptions import Publisher
+from polybus.edges.tcp.context import TcpContext
 from polybus.edges.tcp.layers import Layer, finish, wrap
 from polybus.edges.tcp.outbox import Outbox
-from polybus.edges.tcp.shared import TcpShared
 from polybus.edges.tcp.transport import SocketTransport
 
 CLOSE_TIMEOUT_S = 2.0
@@ -31,7 +31,7 @@ class Stream:
     transport: SocketTransport
     outbox: Outbox
 
-    def __init__(self, tcp: TcpShared) -> None:
+    def __init__(self, tcp: TcpContext) -> None:
         self.tcp = tcp
         # The lowest first; None once the protocol is known and no layer is around it.
         self._layers: list[Layer] | None = []

@@ -11,7 +11,7 @@ cdef enum:
     WRITABLE = 4
 
 
-cdef class Taker:
+cdef class ReadInterceptor:
     cpdef bint take(self, data, Py_ssize_t start, Py_ssize_t stop) except -1
 
 
@@ -25,7 +25,7 @@ cdef class SocketTransport:
     cdef public object connection
     cdef public object plain
     cdef public object access
-    cdef public Taker taker
+    cdef public ReadInterceptor taker
     cdef public Py_ssize_t read_bytes
     cdef object _waiting
     cdef public uint32_t watched

@@ -68,7 +68,7 @@ class PumpedConnection(Protocol):
 
 
 @cython.cclass
-class Taker:
+class ReadInterceptor:
     """Intercepts some of a connection's reads."""
 
     __slots__ = ()
@@ -132,7 +132,7 @@ class SocketTransport:
         self.connection: PumpedConnection = connection
         self.plain: PlainCodec[Any] | None = None
         self.access: Any = None
-        self.taker: Taker | None = None
+        self.taker: ReadInterceptor | None = None
         self.read_bytes = READ_BYTES_FIRST
         # Bytes that the socket has not taken yet; most sockets take everything at once, and an
         # empty deque has 760 bytes.
@@ -298,7 +298,7 @@ class SocketTransport:
         return default
 
 
-class _Nobody:
+class _NullConnection:
     """Stands for the connection of a transport that is closed."""
 
     name = ""
@@ -331,4 +331,4 @@ class _Nobody:
         return
 
 
-_NOBODY = _Nobody()
+_NOBODY = _NullConnection()

@@ -37,7 +37,6 @@ import pyarrow as pa
 
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.log import file_modes, layout
-from polybus.log.arrow_alone import leave_pandas_out
 from polybus.log.columns import TopicRows
 from polybus.log.disk import Disk
 from polybus.log.history import exposed, parquet
@@ -46,6 +45,7 @@ from polybus.log.history.manifest import WAIT_S, HistoryLock
 from polybus.log.journal.recovery import recover
 from polybus.log.journal.segment import CommitEntry, Segment, delete_segments, read_rows
 from polybus.log.topics import storage_error
+from polybus.log.without_pandas import block_pandas
 
 REPLACED_GRACE_S = 60.0
 _WINDOW_BYTES_MAX = 16 << 20
@@ -283,5 +283,5 @@ def _end_with_parent(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    leave_pandas_out()
+    block_pandas()
     sys.exit(main())

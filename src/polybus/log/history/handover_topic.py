@@ -18,7 +18,7 @@ from polybus.log.disk import Disk
 from polybus.log.history import exposed, parquet
 from polybus.log.history import manifest as manifests
 from polybus.log.history.manifest import HistoryFile, Manifest
-from polybus.log.topics import epoch_of, read_topic_note, was_deleted
+from polybus.log.topics import epoch_of, read_topic_metadata, was_deleted
 
 
 class TopicHandover:
@@ -46,7 +46,7 @@ class TopicHandover:
         self._file_bytes_max = parquet.FILE_BYTES_MAX
         self._manifest = Manifest(epoch=0)
         try:
-            note = read_topic_note(folder)
+            note = read_topic_metadata(folder)
             if note is not None:
                 self._epoch = note.epoch
                 limit = note.settings.retention_bytes or retention_bytes

@@ -109,7 +109,7 @@ def read_file(
     except FileNotFoundError:
         raise
     except (OSError, pa.ArrowException) as error:
-        # For example, too many open files are no sign of damage.
+        # For example, too many open files do not mean damage.
         if isinstance(error, OSError) and error.errno not in (None, errno.EIO):
             raise storage_error(error, f"cannot read {path}") from error
         raise Damaged(str(error)) from error

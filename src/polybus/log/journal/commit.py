@@ -39,7 +39,7 @@ _DIGITS = re.compile(rb"\x10\x00\x00\x00([0-9a-f]{16})\x00")
 _JSON_START = b'{"commit":'
 
 
-class CommitNote(msgspec.Struct, frozen=True):
+class CommitMetadata(msgspec.Struct, frozen=True):
     """The content of `polybus.commit`. `commit` must stay the first field of the JSON."""
 
     commit: int
@@ -68,7 +68,7 @@ class Encoder:
         Returns its bytes, which are valid until the next one is encoded, and its topics.
         """
         rows = GroupedRows(batches, self._owners)
-        note = msgspec.json.encode(CommitNote(commit, synced, mark, rows.topics))
+        note = msgspec.json.encode(CommitMetadata(commit, synced, mark, rows.topics))
         pieces, digits_at = self._messages.write(rows, _padded(note))
         digits = b"%016x" % _checksum(pieces)
         pieces[0][digits_at : digits_at + len(digits)] = digits
@@ -139,13 +139,13 @@ def verify(message: Buffer) -> None:
         raise Damaged("the checksum does not match")
 
 
-def note_of(message: Buffer) -> CommitNote:
+def note_of(message: Buffer) -> CommitMetadata:
     """The metadata of a verified commit. Raises Damaged."""
     metadata = _metadata(memoryview(message))
     start = metadata.find(_JSON_START)
     size = int.from_bytes(metadata[start - 4 : start], "little")
     try:
-        return decode(metadata[start : start + size], CommitNote)
+        return decode(metadata[start : start + size], CommitMetadata)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Damaged(f"its note cannot be decoded: {error}") from error
 

@@ -31,7 +31,7 @@ from polybus.log.interface import LogCallbacks
 from polybus.log.journal.commit import Encoder
 from polybus.log.journal.segment import CommitEntry, SegmentWriter
 from polybus.log.journal.timings import Timings
-from polybus.log.journal.topics import LogShared
+from polybus.log.journal.topics import JournalTopics
 from polybus.log.layout import segment_path
 from polybus.log.topics import storage_error
 
@@ -62,31 +62,31 @@ class Written(NamedTuple):
     appended_us: int
 
 
-class Bell:
-    """Wakes the one thread that waits for it; rung several times, it wakes once.
+class AutoResetEvent:
+    """Wakes the one thread that waits for it; set several times, it wakes it once.
 
-    A lock that nobody owns: unlike an Event, a wait makes no objects and runs no Python.
+    A bare lock: unlike with threading.Event, a wait makes no objects and runs no Python.
     """
 
-    __slots__ = ("_silence",)
+    __slots__ = ("_unset",)
 
     def __init__(self) -> None:
-        self._silence = threading.Lock()
-        self._silence.acquire()
+        self._unset = threading.Lock()
+        self._unset.acquire()
 
-    def ring(self) -> None:
+    def set(self) -> None:
         try:
-            self._silence.release()
+            self._unset.release()
         except RuntimeError:
             # It is set already, and no thread has waited since.
             pass
 
     def clear(self) -> None:
-        self._silence.acquire(blocking=False)
+        self._unset.acquire(blocking=False)
 
     def wait(self, timeout_s: float | None) -> None:
-        """Wait until it rings, or rang since the last wait or `clear`; at most this long."""
-        self._silence.acquire(timeout=-1 if timeout_s is None else timeout_s)
+        """Wait until it is set, or was since the last wait or `clear`; at most this long."""
+        self._unset.acquire(timeout=-1 if timeout_s is None else timeout_s)
 
 
 class Committer:
@@ -102,7 +102,7 @@ class Committer:
         durability: Literal["fsync", "interval"],
         settings: config.Journal,
         disk: Disk,
-        shared: LogShared,
+        shared: JournalTopics,
         callbacks: LogCallbacks,
     ) -> None:
         self._folder = folder
@@ -137,7 +137,7 @@ class Committer:
         self._opened_at = 0.0
         self._retry_at = 0.0
         self._writer: SegmentWriter | None = None
-        self._bell = Bell()
+        self._wake_up = AutoResetEvent()
         self._settled = threading.Condition()
         self._flush = 0
         self._seal_wanted = False
@@ -183,7 +183,7 @@ class Committer:
             or time.monotonic() >= self._due_at
         ):
             self._wake_at = NEVER
-            self._bell.ring()
+            self._wake_up.set()
         return self._ticket
 
     def sync(self) -> None:
@@ -203,8 +203,8 @@ class Committer:
         with self._settled:
             while not done():
                 if self.failure is not None:
-                    raise self.failure.again()
-                self._bell.ring()
+                    raise self.failure.copy()
+                self._wake_up.set()
                 self._settled.wait(1.0)
 
     def close(self) -> None:
@@ -213,7 +213,7 @@ class Committer:
             self.sync()
         finally:
             self._closing = True
-            self._bell.ring()
+            self._wake_up.set()
             self._thread.join()
             self._sync_thread.shutdown()
             if self._writer is not None:
@@ -244,7 +244,7 @@ class Committer:
     def _wait(self) -> bool:
         """Sleep until there is work; False on close."""
         while not self._closing:
-            self._bell.clear()
+            self._wake_up.clear()
             if self._queue and self._gather_until is None:
                 self._gather()
             is_idle = self._gather_until is None
@@ -255,7 +255,7 @@ class Committer:
             timeout_s = self._due_in_s()
             if timeout_s is not None and timeout_s <= 0:
                 break
-            self._bell.wait(timeout_s)
+            self._wake_up.wait(timeout_s)
         self._wake_at = NEVER
         return not self._closing
 
@@ -360,7 +360,7 @@ class Committer:
             self._writer.sync()
         else:
             self._sync_running = self._sync_thread.submit(self._writer.sync)
-            self._sync_running.add_done_callback(lambda _: self._bell.ring())
+            self._sync_running.add_done_callback(lambda _: self._wake_up.set())
 
     def _end_sync(self) -> None:
         """Index the synced commits and report them as durable. Raises the OSError of the sync."""

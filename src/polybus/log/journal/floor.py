@@ -33,13 +33,13 @@ Floor = dict[str, tuple[int, int]]
 """By topic: its epoch, and the offset after its last deleted row."""
 
 
-class _FloorNote(msgspec.Struct, frozen=True):
+class _FloorContent(msgspec.Struct, frozen=True):
     topics: Floor
 
 
 def load(data: Path) -> Floor | None:
     """The floor of a data folder, or None. Raises StorageError `log.damaged`."""
-    note = checked_json.read(journal_folder(data) / NAME, _FloorNote)
+    note = checked_json.read(journal_folder(data) / NAME, _FloorContent)
     return None if note is None else note.topics
 
 
@@ -75,7 +75,7 @@ def lift(data: Path, deleted: Iterable[TopicRows], disk: Disk) -> None:
 
 
 def _save(data: Path, floor: Floor, disk: Disk) -> None:
-    replace_file(journal_folder(data) / NAME, checked_json.encode(_FloorNote(floor)), disk)
+    replace_file(journal_folder(data) / NAME, checked_json.encode(_FloorContent(floor)), disk)
 
 
 def missing(topic: str, epoch: int, stop: int, floor: Floor) -> tuple[int, int] | None:

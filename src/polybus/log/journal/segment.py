@@ -28,7 +28,7 @@ from polybus.log.columns import TopicRows
 from polybus.log.disk import Disk
 from polybus.log.journal import commit as commits
 from polybus.log.journal import floor as floors
-from polybus.log.journal.commit import CONTINUATION, END, HEAD, CommitNote, Damaged
+from polybus.log.journal.commit import CONTINUATION, END, HEAD, CommitMetadata, Damaged
 from polybus.log.journal.message import read_rows as rows_of
 from polybus.log.layout import index_path
 
@@ -127,7 +127,7 @@ class SegmentScan:
 
     def __init__(self, path: Path, position: int) -> None:
         self.entries: list[CommitEntry] = []
-        self.notes: list[CommitNote] = []
+        self.notes: list[CommitMetadata] = []
         self.holes: list[tuple[int, int, str]] = []
         self.end = position
         self.sealed = False
@@ -180,7 +180,7 @@ def _head(path: Path) -> tuple[int, str] | tuple[None, None]:
         return commits.read_head(os.pread(file.fileno(), 4096, 0)) or (None, None)
 
 
-def _commit_at(file: int, position: int, file_bytes: int) -> tuple[CommitNote, int]:
+def _commit_at(file: int, position: int, file_bytes: int) -> tuple[CommitMetadata, int]:
     """Read and verify the commit at a position. Raises Damaged."""
     header = os.pread(file, 8, position)
     metadata_bytes = int.from_bytes(header[4:8], "little", signed=True)

@@ -27,7 +27,7 @@ REREAD_BYTES_MAX = 8 << 20
 """Memory for the commits read last from the journal."""
 
 
-class LogShared:
+class JournalTopics:
     """The topics of a log and the complete segments, with the lock and the caches for them."""
 
     def __init__(
@@ -119,7 +119,7 @@ class JournalTopic(scan.TopicEnd):
     places: TopicCommits
     frozen: StorageError | None
 
-    def __init__(self, name: str, epoch: int, shared: LogShared) -> None:
+    def __init__(self, name: str, epoch: int, shared: JournalTopics) -> None:
         super().__init__(epoch, 0, TopicCommits())
         self.name = name
         self.restored_mean_bytes: float | None = None

@@ -37,6 +37,7 @@ from polybus.log.interface import (
     TopicSettings,
 )
 from polybus.log.kafka.directory import TopicDirectory
+from polybus.log.kafka.entries_topic import EntriesTopic
 from polybus.log.kafka.fetch_session import Followed
 from polybus.log.kafka.following import READ_BYTES, Following, fetch_at
 from polybus.log.kafka.link import (
@@ -46,10 +47,9 @@ from polybus.log.kafka.link import (
     READ_UNCOMMITTED,
     KafkaLink,
 )
-from polybus.log.kafka.producing import Producing, ProducingCallbacks, Taken, TopicQueue
+from polybus.log.kafka.producing import Producing, ProducingCallbacks, QueuedBatch, TopicQueue
 from polybus.log.kafka.recent import KafkaTopic, ReadAhead, RecentMessages, up_to
 from polybus.log.kafka.registry import KafkaOptions, KafkaTopics, topic_exists
-from polybus.log.kafka.shared import SharedTopic
 from polybus.log.kafka.transacting import KafkaTransaction
 from polybus.log.layout import DataLock
 from polybus.log.topics import frozen_error, opened_data, unknown
@@ -117,7 +117,7 @@ class KafkaLog:
             self.link.open()
             kafka = KafkaTopics(self.link, options)
             self._directory = TopicDirectory(self.link, kafka, self._topic_changed)
-            self._shared = SharedTopic(self.link, kafka, self._callbacks.on_shared)
+            self._shared = EntriesTopic(self.link, kafka, self._callbacks.on_shared)
             self._directory.followed[self._shared.name] = self._shared
             self._following = Following(
                 self.link, self._directory.followed, self._directory.handing_on(self._arrived)
@@ -238,9 +238,9 @@ class KafkaLog:
         self.topic(topic)
         failure = self._failing.get(topic)
         if failure is not None and not self._waits:
-            raise failure.again()
+            raise failure.copy()
         if topic in self._frozen:
-            raise self._frozen[topic].again()
+            raise self._frozen[topic].copy()
 
     def _put(self, batch: Batch) -> int:
         if not batch.timestamp_us:
@@ -255,7 +255,7 @@ class KafkaLog:
         self._taken_bytes += value_bytes
         with self._changed:
             self._open_tickets.append(self._ticket)
-        self._producing.put(Taken(self._ticket, batch, value_bytes))
+        self._producing.put(QueuedBatch(self._ticket, batch, value_bytes))
         return self._ticket
 
     def takes(self, batches: Sequence[Batch]) -> bool:
@@ -273,19 +273,19 @@ class KafkaLog:
             self._put(batch)
         return self._ticket
 
-    def _acked(self, taken: Sequence[Taken]) -> None:
+    def _acked(self, taken: Sequence[QueuedBatch]) -> None:
         topic = self._directory.topics.get(taken[-1].batch.topic)
         if topic is not None:
             topic.acked_stop = max(topic.acked_stop, taken[-1].batch.last_offset + 1)
         self._answered(taken)
 
-    def _answered(self, taken: Sequence[Taken]) -> None:
+    def _answered(self, taken: Sequence[QueuedBatch]) -> None:
         """A broker has answered for batches of a topic."""
         self._done_bytes += sum(one.value_bytes for one in taken)
         self._failing.pop(taken[-1].batch.topic, None)
         self._settle([one.ticket for one in taken])
 
-    def _refused(self, taken: Sequence[Taken], error: PolybusError) -> None:
+    def _refused(self, taken: Sequence[QueuedBatch], error: PolybusError) -> None:
         for one in taken:
             self._callbacks.on_refused(one.batch, error)
         self._answered(taken)
@@ -322,11 +322,11 @@ class KafkaLog:
     def pending_bytes(self) -> int:
         return self._taken_bytes - self._done_bytes
 
-    # Arriving
+    # Arrivals
 
     def _arrived(self, followed: Followed, batches: list[Batch]) -> None:
         """Pass fetched messages to the bus, or admit them here. On the link's thread."""
-        if isinstance(followed, SharedTopic):
+        if isinstance(followed, EntriesTopic):
             followed.hand_on(batches)
             return
         assert isinstance(followed, KafkaTopic)
@@ -360,7 +360,7 @@ class KafkaLog:
         found = self.topic(topic)
         frozen = self._frozen.get(topic)
         if frozen is not None:
-            raise frozen.again()
+            raise frozen.copy()
         stop = found.stop
         return Bounds(found.epoch, min(found.start, stop), stop)
 
@@ -462,7 +462,7 @@ class KafkaLog:
         timeout_s = self._options.transaction_timeout_s
         transaction = KafkaTransaction(self.link, name, timeout_s)
         self.run(transaction.begin(), timeout_s + ANSWER_TIMEOUT_S)
-        return BegunTransaction(self, transaction)
+        return BlockingTransaction(self, transaction)
 
     def share(self, batch: Batch) -> None:
         self._put(batch)
@@ -491,7 +491,7 @@ class KafkaLog:
         self._release()
 
 
-class BegunTransaction:
+class BlockingTransaction:
     """A transaction for other threads than the link's."""
 
     def __init__(self, log: KafkaLog, transaction: KafkaTransaction) -> None:

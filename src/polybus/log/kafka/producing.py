@@ -45,7 +45,7 @@ DUPLICATE = 46
 
 
 @dataclass(slots=True)
-class Taken:
+class QueuedBatch:
     """A batch that waits for its offset."""
 
     ticket: int
@@ -54,10 +54,10 @@ class Taken:
 
 
 @dataclass(slots=True)
-class UnderWay:
+class InFlight:
     """Batches in one RecordBatch, and its bytes."""
 
-    taken: list[Taken]
+    taken: list[QueuedBatch]
     data: bytes
     count: int
 
@@ -75,12 +75,12 @@ class TopicQueue:
         self.epoch = epoch
         self.sequence = 0
         self.producer = (-1, -1)
-        self.waiting: deque[Taken] = deque()
-        self.under_way: UnderWay | None = None
+        self.waiting: deque[QueuedBatch] = deque()
+        self.under_way: InFlight | None = None
         self.answered_s = 0.0
         """When the topic had its last answer, or its first batch after having none."""
 
-    def next(self, producer: tuple[int, int]) -> UnderWay | None:
+    def next(self, producer: tuple[int, int]) -> InFlight | None:
         """The RecordBatch to send now; None if there is none."""
         if self.under_way is None and self.waiting:
             taken = [self.waiting.popleft()]
@@ -91,20 +91,20 @@ class TopicQueue:
             self.under_way = self._encoded(taken, producer)
         return self.under_way
 
-    def _encoded(self, taken: list[Taken], producer: tuple[int, int]) -> UnderWay:
+    def _encoded(self, taken: list[QueuedBatch], producer: tuple[int, int]) -> InFlight:
         if producer != self.producer:
             # Sequence numbers belong to a producer.
             self.producer, self.sequence = producer, 0
         batches = [one.batch for one in taken]
         data = encode_batch(batches, ProducerState(*producer, self.sequence))
-        return UnderWay(taken, data, sum(map(len, batches)))
+        return InFlight(taken, data, sum(map(len, batches)))
 
     def begin_again(self, producer: tuple[int, int]) -> None:
         """Send the batch in flight again, as another producer."""
         if self.under_way is not None:
             self.under_way = self._encoded(self.under_way.taken, producer)
 
-    def advance(self) -> list[Taken]:
+    def advance(self) -> list[QueuedBatch]:
         """The batch in flight has its answer."""
         assert self.under_way is not None
         done, self.under_way = self.under_way, None
@@ -123,8 +123,8 @@ class ProducingCallbacks:
         failed: nothing can be written to this topic for a while.
     """
 
-    acked: Callable[[Sequence[Taken]], None]
-    refused: Callable[[Sequence[Taken], PolybusError], None]
+    acked: Callable[[Sequence[QueuedBatch]], None]
+    refused: Callable[[Sequence[QueuedBatch], PolybusError], None]
     failed: Callable[[str, StorageError], None]
 
 
@@ -141,13 +141,13 @@ class Producing:
         self._link = link
         self._queue_of = queue_of
         self._tell = tell
-        self._incoming: deque[Taken] = deque()
+        self._incoming: deque[QueuedBatch] = deque()
         self._busy: dict[str, TopicQueue] = {}
         self._wake: dict[int, asyncio.Event] = {}
         self._producer = (-1, -1)
         self._is_woken = False
 
-    def put(self, taken: Taken) -> None:
+    def put(self, taken: QueuedBatch) -> None:
         """Queue a batch, from the bus's thread."""
         self._incoming.append(taken)
         if not self._is_woken:
@@ -209,8 +209,8 @@ class Producing:
                     self._link.stale()
                     await asyncio.sleep(RETRY_S)
 
-    def _ready(self, broker: int) -> list[tuple[TopicQueue, UnderWay]]:
-        found: list[tuple[TopicQueue, UnderWay]] = []
+    def _ready(self, broker: int) -> list[tuple[TopicQueue, InFlight]]:
+        found: list[tuple[TopicQueue, InFlight]] = []
         size = 0
         for queue in self._busy.values():
             if self._link.leader_of(queue.name) != broker:
@@ -224,7 +224,7 @@ class Producing:
             size += len(part.data)
         return found
 
-    async def _send(self, broker: int, parts: list[tuple[TopicQueue, UnderWay]]) -> bool:
+    async def _send(self, broker: int, parts: list[tuple[TopicQueue, InFlight]]) -> bool:
         """Send one request and process the answer; False if something must be sent again."""
         topics = [(queue.name, [(0, part.data)]) for queue, part in parts]
         request = ProduceRequest(None, -1, BROKER_TIMEOUT_MS, topics)
@@ -244,7 +244,7 @@ class Producing:
                 self._busy[queue.topic] = queue
         return is_done
 
-    async def _act(self, queue: TopicQueue, part: UnderWay, error: int, offset: int) -> bool:
+    async def _act(self, queue: TopicQueue, part: InFlight, error: int, offset: int) -> bool:
         if error == DUPLICATE and offset < 0:
             # It is stored, so it is not sent again; without an offset there is no receipt.
             text = f"Kafka already has messages of the topic {queue.name} but gives no offset"
@@ -275,7 +275,7 @@ class Producing:
             self._tell.failed(queue.topic, failure)
         return False
 
-    def _refuse(self, queue: TopicQueue, part: UnderWay, error: int) -> None:
+    def _refuse(self, queue: TopicQueue, part: InFlight, error: int) -> None:
         name = for_code(error).__name__
         text = f"Kafka did not store messages of the topic {queue.name}: {name}"
         failure: PolybusError = StorageError("log.refused", text)

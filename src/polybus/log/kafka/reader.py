@@ -26,7 +26,7 @@ from polybus.batch import Batch
 from polybus.config import KafkaLogin, KafkaTls
 from polybus.config_file import brokers_of
 from polybus.errors import StorageError, UsageError
-from polybus.log.cluster_place import ClusterPlace
+from polybus.log.cluster_location import ClusterLocation
 from polybus.log.history.topic_history import NextAndRows
 from polybus.log.interface import Bounds
 from polybus.log.journal.message import GroupedRows, MessageWriter, read_rows
@@ -70,7 +70,7 @@ _links: dict[LinkKey, KafkaLink] = {}
 _lock = threading.Lock()
 
 
-def shared_link(place: ClusterPlace) -> KafkaLink:
+def shared_link(place: ClusterLocation) -> KafkaLink:
     """The process's connections to a cluster. Raises as `open_reader` does."""
     # A forked process does not have the thread of its parent's link.
     key = (os.getpid(), place.log, place.tls, place.login)
@@ -105,9 +105,9 @@ atexit.register(close_links)
 class ClusterReader(OffsetReader):
     """The topics of a bus in Kafka."""
 
-    def __init__(self, place: ClusterPlace) -> None:
+    def __init__(self, place: ClusterLocation) -> None:
         """Raises as `polybus.log.opening.open_reader` does."""
-        self.place: ClusterPlace = place
+        self.place: ClusterLocation = place
         self._link = shared_link(place)
         self._registry = Followed(REGISTRY, place.prefix + REGISTRY, 0, 0)
         self._registry_id = b""

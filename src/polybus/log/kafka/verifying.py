@@ -18,7 +18,7 @@ from aiokafka.protocol.admin import DescribeConfigsRequest
 
 from polybus.batch import Batch
 from polybus.errors import StorageError, UsageError
-from polybus.log.cluster_place import ClusterPlace
+from polybus.log.cluster_location import ClusterLocation
 from polybus.log.interface import SHARED
 from polybus.log.kafka.fetch_session import Followed
 from polybus.log.kafka.following import AbortedRanges, fetch_bytes, from_offset
@@ -57,7 +57,7 @@ class CheckedTopic:
 class ClusterCheck:
     """One check of a bus in Kafka."""
 
-    def __init__(self, place: ClusterPlace, look: Look, progress: VerifyProgress | None) -> None:
+    def __init__(self, place: ClusterLocation, look: Look, progress: VerifyProgress | None) -> None:
         """Raises as `polybus.log.opening.open_reader`."""
         self._link: KafkaLink = shared_link(place)
         self._prefix = place.prefix

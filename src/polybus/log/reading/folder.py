@@ -24,7 +24,7 @@ from polybus.log.history.manifest import Manifest
 from polybus.log.journal import floor as floors
 from polybus.log.journal.segment import parse_index
 from polybus.log.journal.topic_commits import SegmentCommits
-from polybus.log.topics import TopicNote, has_lost_note, read_topic_note, unknown
+from polybus.log.topics import TopicMetadata, has_lost_metadata, read_topic_metadata, unknown
 
 T = TypeVar("T")
 SETTLED_NS = 1_000_000_000
@@ -65,7 +65,7 @@ class _CachedFile(Generic[T]):
 
 class _TopicFiles(NamedTuple):
     folder: Path
-    note: _CachedFile[TopicNote]
+    note: _CachedFile[TopicMetadata]
     manifest: _CachedFile[Manifest]
 
 
@@ -112,7 +112,7 @@ class TopicNotes:
             note = self._of(folder).note.read()
         except StorageError:
             return layout.topic_in(folder)
-        if note is None and has_lost_note(folder):
+        if note is None and has_lost_metadata(folder):
             return layout.topic_in(folder)
         return None if note is None else note.name
 
@@ -125,7 +125,7 @@ class TopicNotes:
         if files is None:
             files = self._by_topic[topic] = self._of(layout.topic_folder(self._data, topic))
         note = files.note.read()
-        if note is None and has_lost_note(files.folder):
+        if note is None and has_lost_metadata(files.folder):
             raise StorageError("log.damaged", f"{files.folder / 'topic.json'}: is missing")
         if note is None:
             raise unknown(topic)
@@ -136,7 +136,7 @@ class TopicNotes:
         if found is None:
             found = self._files[folder] = _TopicFiles(
                 folder,
-                _CachedFile(folder, "topic.json", read_topic_note),
+                _CachedFile(folder, "topic.json", read_topic_metadata),
                 _CachedFile(folder, manifests.NAME, manifests.load),
             )
         return found

@@ -31,7 +31,7 @@ from polybus.log.reading.pieces import (
     journal_pieces,
     read_piece,
 )
-from polybus.log.topics import read_data_note, was_deleted
+from polybus.log.topics import read_data_metadata, was_deleted
 
 FRESH_TOPICS = 16
 """The bounds of up to this many topics are never cached: reading them takes less than 1 ms."""
@@ -51,7 +51,7 @@ class LogReader(OffsetReader):
         """
         self.place: Path = data
         try:
-            note = read_data_note(data)
+            note = read_data_metadata(data)
         except OSError as error:
             text = f"{data}: cannot read polybus.json: {error.strerror}"
             raise UsageError("data.not-found", text) from error

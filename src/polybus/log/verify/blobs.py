@@ -9,6 +9,7 @@ from pathlib import Path
 from polybus import references
 from polybus.errors import PolybusError
 from polybus.log import layout
+from polybus.log.blob_references import FoundReferences
 from polybus.log.blobs import (
     BlobMark,
     BlobReader,
@@ -17,7 +18,6 @@ from polybus.log.blobs import (
     blobs_folder,
     find_blobs,
 )
-from polybus.log.referring import FoundReferences
 
 
 class BlobCheck:

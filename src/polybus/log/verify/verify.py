@@ -28,7 +28,7 @@ from polybus.log.journal import floor as floors
 from polybus.log.journal.commit import HEAD
 from polybus.log.journal.recovery import torn_from
 from polybus.log.journal.segment import CommitEntry, Segment, SegmentScan, read_index, read_rows
-from polybus.log.topics import is_unfinished, read_data_note, read_topic_note, was_deleted
+from polybus.log.topics import is_unfinished, read_data_metadata, read_topic_metadata, was_deleted
 from polybus.log.verify.blobs import BlobCheck
 from polybus.log.verify.tables import table_damages
 
@@ -206,7 +206,7 @@ class _Check:
     def _check_data_note(self) -> None:
         path = self._data / "polybus.json"
         try:
-            found = read_data_note(self._data)
+            found = read_data_metadata(self._data)
         except StorageError as error:
             if error.code != "log.damaged":
                 raise
@@ -254,7 +254,7 @@ class _Check:
         state = _CheckedTopic()
         note_file = folder / "topic.json"
         try:
-            note = read_topic_note(folder)
+            note = read_topic_metadata(folder)
         except StorageError as error:
             self._damaged(note_file, error.text, layout.topic_in(folder))
             return state

@@ -22,7 +22,7 @@ from polybus.config import Config
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.services.accounts import passwords
 from polybus.services.accounts.access import ADMIN, AccountAccess, AdminAccess, Member
-from polybus.services.accounts.access_book import AccessBook
+from polybus.services.accounts.access_registry import AccessRegistry
 from polybus.services.accounts.configs import AccountConfigs
 from polybus.services.accounts.edits import ConfigEdits
 from polybus.services.accounts.login_turns import LoginTurns
@@ -95,7 +95,7 @@ class Accounts:
         self._connections: Counter[str] = Counter()
         self.configs = AccountConfigs(store, bus, config.limits)
         self.edits = ConfigEdits(store.data, loop)
-        self._book = AccessBook(bus, self.configs)
+        self._registry = AccessRegistry(bus, self.configs)
         self._sweep: asyncio.TimerHandle | None = None
         self._looking: asyncio.Task[None] | None = None
         # In a cluster it may take long, and no other task may set the same topics meanwhile.
@@ -207,7 +207,7 @@ class Accounts:
         if not token or account in self.store.damaged:
             # The tokens of a damaged account are unknown: their objects stay, owned by the account.
             return self._access(account)
-        known = self._book.known(account, token)
+        known = self._registry.known(account, token)
         if known is not None:
             return known
         valid = (one for one in found.tokens if one.id == token and not self._is_expired(one))
@@ -238,7 +238,7 @@ class Accounts:
     ) -> AccountAccess:
         """The access of an account or token; `is_apart`: distinct from that without a login."""
         key = token.id if token is not None else "apart" if is_apart else ""
-        return self._book.get(account, token, key)
+        return self._registry.get(account, token, key)
 
     def _is_expired(self, token: Token) -> bool:
         return token.expires is not None and token.expires <= self._clock_s()
@@ -258,7 +258,7 @@ class Accounts:
     async def measure(self) -> None:
         """Compare what the accounts store with their limits."""
         limited = list(self.configs.limits)
-        await self.configs.storage.measure({one: self._book.topics_of(one) for one in limited})
+        await self.configs.storage.measure({one: self._registry.topics_of(one) for one in limited})
 
     async def _look(self) -> None:
         async with self._reloads:
@@ -322,7 +322,7 @@ class Accounts:
         limits = self.configs.limits.get(account)
         if limits is None:
             return
-        count = sum(not names.is_reserved(topic) for topic in self._book.topics_of(account))
+        count = sum(not names.is_reserved(topic) for topic in self._registry.topics_of(account))
         if count >= (limits.topics_max or 0):
             text = f"account {account!r} is at its limit of {count} topics (account-topics-max)"
             raise UsageError("account.topics", text)
@@ -421,7 +421,7 @@ class Accounts:
         self._check_deletable(name)
         self.configs.sever(name)
         self._end_account(name)
-        for topic in self._book.topics_of(name):
+        for topic in self._registry.topics_of(name):
             self._bus.delete_account_topic(topic)
         self.store.delete(name)
 
@@ -450,7 +450,7 @@ class Accounts:
         if after is None:
             assert before is not None
             self._end_account(before.name)
-            self._book.forget(before.name)
+            self._registry.forget(before.name)
             self.configs.forget(before.name)
             self._follow_number()
             return
@@ -497,12 +497,12 @@ class Accounts:
     def _combine(self, name: str) -> None:
         """An account's grants or limits have changed: update the logins that they affect."""
         changed = self.configs.combine(name)
-        self._book.limit(name)
+        self._registry.limits_changed(name)
         for to, is_reduced in changed.items():
             self._share(name, to, is_reduced=is_reduced)
 
     def _share(self, owner: str, to: str, *, is_reduced: bool) -> None:
-        concerned = self._book.share(owner, to)
+        concerned = self._registry.grants_changed(owner, to)
         if not is_reduced:
             return
         for member in list(self._members()):
@@ -518,7 +518,7 @@ class Accounts:
             self._share(names.ACCOUNT, names.ACCOUNT, is_reduced=is_reduced)
 
     def _end(self, is_over: Callable[[AccountAccess], bool], account: str | None = None) -> None:
-        over = self._book.end(is_over, account)
+        over = self._registry.end(is_over, account)
         if over:
             for member in list(self._members()):
                 if member.access in over:

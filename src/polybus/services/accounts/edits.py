@@ -48,7 +48,7 @@ class ConfigEdits:
         self._data = data
         self._loop = loop
         self.record: RecordEdit | None = None
-        """The method of the AuditBook, which is created later."""
+        """The method of the AuditLog, which is created later."""
         self._unrecorded: dict[str, SeenConfig] = {}
         self._recording: asyncio.Task[None] | None = None
 

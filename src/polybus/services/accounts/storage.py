@@ -51,7 +51,7 @@ class AccountStorage:
         try:
             self.check(account)
         except UsageError as error:
-            self._bus.full_accounts[account] = error.bare()
+            self._bus.full_accounts[account] = error.without_traceback()
         else:
             self._bus.full_accounts.pop(account, None)
 

@@ -29,6 +29,7 @@ from polybus import names, references
 from polybus.batch import Batch
 from polybus.errors import PolybusError, UsageError
 from polybus.log import blobs as files
+from polybus.log.blob_references import find_references
 from polybus.log.blobs import (
     BLOCK_BYTES,
     BlobMark,
@@ -39,7 +40,6 @@ from polybus.log.blobs import (
 )
 from polybus.log.disk import Disk
 from polybus.log.memory import MemoryLog
-from polybus.log.referring import find_references
 from polybus.log.topics import storage_error
 from polybus.references import Reference
 from polybus.services.accounts.access import ADMIN, AccountAccess
@@ -86,7 +86,7 @@ NOWHERE = {"": Blob("", Path(), 0, {"": BlobMark(0, 0)})}
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredPayload:
     """A durable payload, for messages that are published next."""
 
     reference: Reference
@@ -254,7 +254,7 @@ class Blobs:
         if quota is not None:
             refusal = quota.refusal(self._context.clock_us())
             if refusal is not None:
-                raise refusal.again()
+                raise refusal.copy()
         account = access.owner_of(topic or access.own(""))
         # Administrators, and transactions that must finish, may exceed it.
         is_bound = access is not self._accounts.admin
@@ -280,7 +280,7 @@ class Blobs:
 
     async def keep(
         self, upload: IncomingBlob, topics: Sequence[str], content_type: str = references.OCTETS
-    ) -> Kept:
+    ) -> StoredPayload:
         """Make a complete payload durable, for a message to each of these topics.
 
         The caller publishes and then calls `published`, without awaiting in between. Raises
@@ -294,7 +294,7 @@ class Blobs:
             for owner in {self._accounts.admin.owner_of(topic) for topic in topics}:
                 if upload.sender.is_bound and owner != upload.sender.owner:
                     self._storage.check(owner, upload.size)
-            kept = Kept(references.make(blob_id, upload.size, content_type), {}, {})
+            kept = StoredPayload(references.make(blob_id, upload.size, content_type), {}, {})
             # The blob counts from now on.
             upload.uncount()
             for topic in topics:
@@ -307,7 +307,7 @@ class Blobs:
         upload.placed()
         return kept
 
-    async def _hold(self, upload: IncomingBlob, kept: Kept, topic: str) -> None:
+    async def _hold(self, upload: IncomingBlob, kept: StoredPayload, topic: str) -> None:
         bounds = self._context.log.bounds(topic)
         suffix = files.MEMORY if self._is_memory else files.PENDING
         mark = BlobMark(bounds.epoch, bounds.stop, suffix)
@@ -331,7 +331,7 @@ class Blobs:
             raise storage_error(error, f"cannot write {folder}") from error
 
     def published(
-        self, kept: Kept, batches: Sequence[Batch], access: AccountAccess | None = None
+        self, kept: StoredPayload, batches: Sequence[Batch], access: AccountAccess | None = None
     ) -> None:
         """These batches were published or refused: settle their marks when they are durable."""
         stored = {batch.topic: batch for batch in batches if batch.first_offset >= 0}
@@ -366,14 +366,14 @@ class Blobs:
         spans = batch.spans
         return any(spans[at + 1] - spans[at] > size for at in range(0, len(spans), 2))
 
-    async def spill(self, batch: Batch, access: AccountAccess) -> tuple[Batch, list[Kept]]:
+    async def spill(self, batch: Batch, access: AccountAccess) -> tuple[Batch, list[StoredPayload]]:
         """The batch with references in place of its large values, and the payloads of these.
 
         The caller publishes it and then calls `published`, without awaiting in between. Raises as
         `upload` and `keep` do.
         """
         values, headers = list(batch.values()), list(batch.headers or [None] * len(batch))
-        found: list[Kept] = []
+        found: list[StoredPayload] = []
         try:
             for index, value in enumerate(values):
                 if len(value) <= self._limits.inline_bytes_max:

@@ -26,7 +26,7 @@ SENDER_DIGITS = 16
 
 
 @dataclass(slots=True)
-class BrokenOff:
+class InterruptedUpload:
     """The received part of an upload. `last_us` is when it was interrupted."""
 
     size: int
@@ -119,14 +119,14 @@ class UnfinishedUploads:
         self._clock_us = context.clock_us
         self._disk = disk
         self._crowded = crowded
-        self._known: dict[str, dict[Path, BrokenOff]] = {}
+        self._known: dict[str, dict[Path, InterruptedUpload]] = {}
         self._bytes: Counter[str] = Counter()
         """The bytes of each sender's uploads that are not in progress."""
 
     def add(self, account: str, found: Iterable[tuple[Path, int, float]]) -> None:
         """The uploads that a start has found."""
         for path, size, last_s in found:
-            self._known.setdefault(account, {})[path] = BrokenOff(size, int(last_s * 1e6))
+            self._known.setdefault(account, {})[path] = InterruptedUpload(size, int(last_s * 1e6))
             self._bytes[_sender_of(path)] += size
 
     def size_of(self, account: str, path: Path) -> int:
@@ -162,7 +162,7 @@ class UnfinishedUploads:
         """An upload begins or continues. Raises BusyError `blob.busy`, `blob.arriving`."""
         path = folder / upload_id.folder
         uploads = self._known.setdefault(account, {})
-        known = uploads.get(path) or BrokenOff(0, 0)
+        known = uploads.get(path) or InterruptedUpload(0, 0)
         if known.is_arriving:
             text = "another connection is sending this payload; try again when that has ended"
             raise BusyError("blob.arriving", text)

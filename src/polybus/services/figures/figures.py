@@ -27,7 +27,7 @@ from polybus.processes import memory_bytes
 from polybus.scan import Traffic
 from polybus.services.ages import lags_s
 from polybus.services.bad_peers import BadPeers
-from polybus.services.consumers import ConsumerBook, ConsumerView
+from polybus.services.consumers import ConsumerRegistry, ConsumerView
 from polybus.services.context import Context
 from polybus.services.figures.rings import SeriesRing
 from polybus.services.sessions.inboxes import Inboxes
@@ -48,7 +48,7 @@ BUSY_MAX = 200
 SMOOTH_S = 5.0
 
 
-class Watched(Protocol):
+class FigureSources(Protocol):
     """The sources of the figures."""
 
     @property
@@ -62,7 +62,7 @@ class Watched(Protocol):
     @property
     def inboxes(self) -> Inboxes: ...
     @property
-    def consumers(self) -> ConsumerBook: ...
+    def consumers(self) -> ConsumerRegistry: ...
     @property
     def bad_peers(self) -> BadPeers: ...
     @property
@@ -138,7 +138,7 @@ class BusFigures:
         time_s: when the last sample was taken, in seconds since 1970.
     """
 
-    def __init__(self, state: Watched) -> None:
+    def __init__(self, state: FigureSources) -> None:
         self._state = state
         self._topics: dict[str, TopicRate] = {}
         self.second_ring = SeriesRing(HOUR_POINTS, SERIES_MAX)

@@ -12,26 +12,26 @@ from polybus.lake.sql.names import Named
 from polybus.lake.table import LakeTable
 from polybus.log.columns import SCHEMA
 from polybus.services.masks import TopicMask
-from polybus.services.queries.jobs import Sight
+from polybus.services.queries.jobs import Visibility
 
 
-class SightEngine(Engine):
+class RestrictedEngine(Engine):
     """An engine that shows only what one caller may see."""
 
-    def __init__(self, data: Path, sight: Sight) -> None:
+    def __init__(self, data: Path, visibility: Visibility) -> None:
         super().__init__(data)
-        self._sight = sight
-        self._topics = frozenset(sight.topics)
-        self._shown = {full: shown for shown, full in sight.topics.items()}
-        self._masks = {topic: TopicMask(fields) for topic, fields in sight.masks.items()}
+        self._visibility = visibility
+        self._topics = frozenset(visibility.topics)
+        self._shown = {full: shown for shown, full in visibility.topics.items()}
+        self._masks = {topic: TopicMask(fields) for topic, fields in visibility.masks.items()}
 
     def _known(self) -> set[str]:
-        own = set(self._sight.known)
-        return own | super()._known() if self._sight.tables else own
+        own = set(self._visibility.known)
+        return own | super()._known() if self._visibility.tables else own
 
     def _table(self, parts: Any) -> LakeTable | None:
         found = super()._table(parts)
-        if found is not None and not self._sight.tables:
+        if found is not None and not self._visibility.tables:
             name = ".".join(parts)
             if name.lower() in self._topics:
                 return None
@@ -40,13 +40,13 @@ class SightEngine(Engine):
         return found
 
     def _typed_query(self, name: str) -> tuple[str, list[str]] | None:
-        return super()._typed_query(name) if self._sight.tables else None
+        return super()._typed_query(name) if self._visibility.tables else None
 
     def _made(self, topic: str, epoch: int) -> dict[str, str]:
         return super()._made(self._shown[topic], epoch)
 
     def _topic_query(self, topic: str, named: Named) -> tuple[str, list[str]]:
-        full = self._sight.topics[topic]
+        full = self._visibility.topics[topic]
         mask = self._masks.get(full)
         if mask is None:
             return super()._topic_query(full, named)

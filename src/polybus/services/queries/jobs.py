@@ -36,7 +36,7 @@ class JobError(msgspec.Struct):
     text: str
 
 
-class Sight(msgspec.Struct):
+class Visibility(msgspec.Struct):
     """What a caller may see: topics by the caller's names for them, and their masks.
 
     `topics` are those that a statement may name, `known` some of all: an error suggests them.
@@ -52,7 +52,7 @@ class SqlJob(msgspec.Struct, tag="sql"):
     """Run a statement."""
 
     query: str
-    sight: Sight
+    visibility: Visibility
     rows_max: int
     form: Form = "json"
 

@@ -17,15 +17,15 @@ from polybus.errors import UsageError
 from polybus.lake.table import LakeTable, open_table, table_names
 from polybus.lake.values import plain
 from polybus.services.events import UNDELIVERED, UndeliveredRange
-from polybus.services.queries.engine import SightEngine
+from polybus.services.queries.engine import RestrictedEngine
 from polybus.services.queries.jobs import (
     HistogramJob,
     HistoryJob,
     LettersJob,
     RangesJob,
-    Sight,
     UndeliveredJob,
     UndeliveredRow,
+    Visibility,
 )
 from polybus.services.queries.ranges import RangePage, page_of
 from polybus.structs import convert, decode
@@ -56,7 +56,7 @@ class FiguresMessage(msgspec.Struct):
 def histogram(data: Path, job: HistogramJob) -> dict[str, Any]:
     """Counts and first offsets in bins of a round length."""
     quoted = '"' + job.topic.replace('"', '""') + '"'
-    with SightEngine(data, Sight({job.topic: job.topic})) as engine:
+    with RestrictedEngine(data, Visibility({job.topic: job.topic})) as engine:
         start_us, stop_us = job.start_us, job.stop_us
         if stop_us <= start_us:
             query = f"SELECT min(epoch_us(timestamp)), max(epoch_us(timestamp)) FROM {quoted}"
@@ -226,7 +226,7 @@ def _missed(
         f"SELECT text(value) FROM {quoted} WHERE contains(text(value), '\"{UNDELIVERED}\"') "
         'ORDER BY "offset" DESC'
     )
-    with SightEngine(data, Sight({topic: topic})) as engine:
+    with RestrictedEngine(data, Visibility({topic: topic})) as engine:
         _, batches = engine.stream(query)
         texts = (text for batch in batches for text in batch.column(0).to_pylist())
         for text in texts:
@@ -262,7 +262,7 @@ def history(data: Path, job: HistoryJob) -> dict[str, Any]:
         "groups": {},
         "group-lag-s": {},
     }
-    with SightEngine(data, Sight({METRICS_TOPIC: METRICS_TOPIC})) as engine:
+    with RestrictedEngine(data, Visibility({METRICS_TOPIC: METRICS_TOPIC})) as engine:
         _, batches = engine.stream(query)
         for batch in batches:
             for text in batch.column(0).to_pylist():

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from polybus.log.columns import SCHEMA
 from polybus.log.opening import open_reader
 from polybus.services.masks import TopicMask
-from polybus.services.queries.jobs import SearchJob, Sight, path_steps
+from polybus.services.queries.jobs import SearchJob, Visibility, path_steps
 
 WINDOW_ROWS = 10_000
 FIRST_WINDOW_ROWS = 500
@@ -130,18 +130,18 @@ class Search:
             yield from self._reader.read(self._job.topic, start, stop)
             return
         # DuckDB is optional, and only needed for conditions.
-        from polybus.services.queries.engine import SightEngine
+        from polybus.services.queries.engine import RestrictedEngine
 
         topic, masks = self._job.topic, {}
         if self._job.fields:
             masks = {topic: self._job.fields}
-        sight = Sight({topic: topic}, masks)
+        visibility = Visibility({topic: topic}, masks)
         quoted = '"' + topic.replace('"', '""') + '"'
         query = (
             f'SELECT "offset" FROM {quoted} WHERE "offset" >= {start} AND "offset" < {stop} '
             f"AND ({self._job.sql}\n)"
         )
-        with SightEngine(self._data, sight) as engine:
+        with RestrictedEngine(self._data, visibility) as engine:
             _, batches = engine.stream(query)
             wanted = {one for batch in batches for one in batch.column(0).to_pylist()}
         if not wanted:

@@ -126,10 +126,10 @@ class QueryWorker:
                 yield DATA, msgspec.json.encode(self._looked_up(job))
 
     def _sql(self, job: SqlJob) -> Iterator[tuple[bytes, bytes]]:
-        from polybus.services.queries.engine import SightEngine
+        from polybus.services.queries.engine import RestrictedEngine
 
         began_s = time.monotonic()
-        with SightEngine(self._data, job.sight) as engine:
+        with RestrictedEngine(self._data, job.visibility) as engine:
             schema, batches = engine.stream(job.query)
             if job.form == "json":
                 answer = JsonAnswer(schema, job.rows_max)

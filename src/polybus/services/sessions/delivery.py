@@ -18,7 +18,7 @@ if not cython.compiled:
     from polybus.scan import Traffic
 
 if TYPE_CHECKING:
-    from polybus.services.events import EventBook
+    from polybus.services.events import EventRecorder
     from polybus.services.sessions.contents import Content
     from polybus.services.sessions.saving import Saver
     from polybus.services.sessions.session import Session
@@ -39,7 +39,7 @@ class PackDelivery:
         packs_out: the packs shown.
     """
 
-    def __init__(self, events: EventBook, saver: Saver, state: StateDb) -> None:
+    def __init__(self, events: EventRecorder, saver: Saver, state: StateDb) -> None:
         self._events = events
         self._saver = saver
         self._touched = saver.touched

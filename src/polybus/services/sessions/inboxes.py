@@ -20,10 +20,10 @@ from polybus.services.catch_up import resolve
 from polybus.services.context import Context
 from polybus.services.events import UndeliveredRange
 from polybus.services.sessions.broadcasts import Broadcasts, ClusterBroadcast
+from polybus.services.sessions.cluster import ClusterSaver, SavedSession
 from polybus.services.sessions.contents import Content, Receiver, direct
 from polybus.services.sessions.delivery import ANSWER_BYTES_MAX, PackDelivery, Packs
 from polybus.services.sessions.feeds import Feed, Feeds
-from polybus.services.sessions.moving import MovingSaver, SavedSession
 from polybus.services.sessions.reading import catch_up, json_of
 from polybus.services.sessions.saving import Saver
 from polybus.services.sessions.session import Session
@@ -45,7 +45,7 @@ class Inboxes(PackDelivery):
         self._feeds = Feeds(context.bus, context.loop, context.config, self._on_deleted)
         wake = self._feeds.wake_one
         self._settings = settings = context.config.msgstream
-        self._moving: MovingSaver | None = None
+        self._moving: ClusterSaver | None = None
         if context.cluster_table is None:
             saver = Saver(state, context.loop, wake)
         else:
@@ -55,7 +55,7 @@ class Inboxes(PackDelivery):
             self._broadcasts = Broadcasts(
                 context.cluster_table, self._settings, self._on_broadcast, context.loop.time
             )
-            saver = self._moving = MovingSaver(
+            saver = self._moving = ClusterSaver(
                 state, context.loop, wake, context.cluster_table, self._broadcasts, self._let_go
             )
         self._claims: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()

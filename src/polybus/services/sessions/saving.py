@@ -277,7 +277,7 @@ class Saver:
         """Save everything that is pending when the previous save has ended."""
         if self._next is None:
             self._next = self._loop.create_task(self._run(self._last))
-            # There may be no waiter: then the next save reports the failure again.
+            # Without a waiter, the next save reports the failure again.
             self._next.add_done_callback(lambda task: task.cancelled() or task.exception())
         return self._next
 

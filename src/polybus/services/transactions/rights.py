@@ -23,7 +23,7 @@ def check_topics(bus: Bus, access: AccountAccess, topics: Iterable[str]) -> None
             raise unknown_topic(shown)
         full = bus.refusal(topic)
         if full is not None and not names.is_reserved(topic):
-            raise full.again()
+            raise full.copy()
 
 
 def check_system(topic: str, *, may: bool) -> None:
@@ -37,7 +37,7 @@ def check_quota(access: AccountAccess, now_us: int) -> None:
     """Raises UsageError `account.rate`."""
     refusal = access.quota.refusal(now_us) if access.quota is not None else None
     if refusal is not None:
-        raise refusal.again()
+        raise refusal.copy()
 
 
 def charge(access: AccountAccess, batches: Sequence[Batch]) -> None:

@@ -38,7 +38,7 @@ from polybus.config import Limits
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.services.accounts.access import AccountAccess
 from polybus.services.accounts.accounts import Accounts
-from polybus.services.blobs.blobs import Blobs, Kept
+from polybus.services.blobs.blobs import Blobs, StoredPayload
 from polybus.services.context import Context
 from polybus.services.state import StateDb
 from polybus.services.state_rows import summed
@@ -161,7 +161,7 @@ class Transactions:
         async with self._reading:
             if self._unread is not None:
                 if TOPIC in self._bus.log.frozen:
-                    raise self._unread.again()
+                    raise self._unread.copy()
                 # An administrator has deleted it, and an empty one has replaced it.
                 await self.start()
 
@@ -392,7 +392,7 @@ class Transactions:
         before: Offsets | None = None,
     ) -> int:
         """Store large values as blobs, and publish. If it raises, nothing was published."""
-        kept: list[tuple[Kept, Batch]] = []
+        kept: list[tuple[StoredPayload, Batch]] = []
         try:
             for index, batch in enumerate(batches):
                 if self._blobs.is_large(batch):

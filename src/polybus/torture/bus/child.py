@@ -21,8 +21,8 @@ from polybus.client.options import ClientOptions, Credentials, parse
 from polybus.errors import PolybusError
 from polybus.log.verify.verify import VerifyReport
 from polybus.services.checking import verify
+from polybus.torture.bus.handover_forker import is_forker
 from polybus.torture.bus.warm import WarmProcess
-from polybus.torture.bus.zygote import is_zygote
 
 TOPICS = ("alpha", "beta", "queue")
 START_S_MAX = 30.0
@@ -169,7 +169,7 @@ class BusChild:
         for path in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
             with contextlib.suppress(OSError):
                 ids.update(int(one) for one in path.read_text().split())
-        return sorted(one for one in ids if not is_zygote(one))
+        return sorted(one for one in ids if not is_forker(one))
 
     def memory_bytes(self) -> int:
         assert self.process is not None

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from polybus.bench import BenchError
 from polybus.torture.bus.control import CONTROL, PRELOAD, library
-from polybus.torture.bus.zygote import open_zygote
+from polybus.torture.bus.handover_forker import start_forker
 
 PRELOADED = (
     *("polybus.torture.campaign", "polybus.cli.serve", "polybus.edges.node", "uvloop"),
@@ -124,6 +124,6 @@ def _serve(
     os.environ.update(environment)
     if environment:
         ctypes.CDLL(None).torture_attach(os.fsencode(environment[CONTROL]))
-    open_zygote()
+    start_forker()
     sys.argv = ["polybus", "serve", "--config", config]
     runpy.run_module("polybus.cli", run_name="__main__")

@@ -2,8 +2,8 @@
 
 An event is a message: its data is the value, its attributes are headers `ce-id`, `ce-source` and so
 on, as in the binary mode, and `content-type`. An event that arrives over HTTP is an event on every
-protocol that has headers. A message that is no event gets attributes when it is requested as one:
-its position as `id`, its topic as `source`, and TYPE.
+protocol that has headers. A message that is not an event gets attributes when it is requested as
+one: its position as `id`, its topic as `source`, and TYPE.
 
 `traceparent` and `tracestate` of a request become headers of its messages, so that a trace
 continues through the bus.

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from polybus.edges.http.calls import Call, Viewer, denied
 from polybus.edges.protocols.translator import Translator
-from polybus.edges.tcp.transport import Taker
+from polybus.edges.tcp.transport import ReadInterceptor
 from polybus.errors import UsageError
 from polybus.services.sessions.session import Session
 
@@ -137,7 +137,7 @@ def _view(viewer: Viewer, member: Translator) -> ConnectionView:
         account=member.access.account,
         is_admin=bool(getattr(peer, "is_admin", False)),
         tls=is_tcp and peer.tls is not None,
-        websocket=is_tcp and isinstance(getattr(member.codec, "upper", None), Taker),
+        websocket=is_tcp and isinstance(getattr(member.codec, "upper", None), ReadInterceptor),
         age_s=None if opened_s is None else round(viewer.state.loop.time() - opened_s, 1),
         subscriptions=len(topics),
         topics=[

@@ -18,7 +18,7 @@ from polybus.edges.http.state import HttpState
 from polybus.errors import PeerError, PolybusError, UsageError
 from polybus.references import OCTETS, Reference, reserved_in
 from polybus.services.accounts.access import AccountAccess
-from polybus.services.blobs.blobs import Kept
+from polybus.services.blobs.blobs import StoredPayload
 from polybus.services.blobs.uploads import IncomingBlob
 from polybus.services.transactions.commits import TOPIC as RECORDS_TOPIC
 from polybus.wire.msgstream import deeper_than
@@ -88,13 +88,13 @@ class RequestPublisher(Publisher):
         else:
             bus.publish([batch], self)
         if self._refusal is not None:
-            raise self._refusal.again()
+            raise self._refusal.copy()
 
     async def given(self) -> None:
         """Wait until the batch is durable. Raises PolybusError: it may not be, or is refused."""
         await self._context.durability.wait_for(self._given)
         if self._refusal is not None:
-            raise self._refusal.again()
+            raise self._refusal.copy()
 
     def receipt(self, batches: Sequence[Batch]) -> None:
         if not self._given.done():
@@ -136,7 +136,7 @@ async def publish(call: Call, topic: str, query: PublishQuery) -> Published:
 async def _publish_batch(call: Call, batch: Batch, query: PublishQuery) -> Published:
     check_writable(batch.topic)
     blobs = call.state.blobs
-    kept: list[Kept] = []
+    kept: list[StoredPayload] = []
     if blobs.is_large(batch):
         batch, kept = await blobs.spill(batch, call.access)
     publisher = RequestPublisher(call.state, call.client, call.access)

@@ -29,9 +29,9 @@ from polybus.services.queries.jobs import (
     HistogramJob,
     Job,
     SearchJob,
-    Sight,
     SqlJob,
     TablesJob,
+    Visibility,
     check_condition,
     path_steps,
 )
@@ -168,7 +168,7 @@ class Histogram(msgspec.Struct, rename="kebab"):
 # SQL
 
 
-async def sight_of(viewer: Viewer, text: str) -> Sight:
+async def visibility_of(viewer: Viewer, text: str) -> Visibility:
     """The topics and tables that a statement of this viewer may use; other tasks run meanwhile."""
     bare = text.lower().replace('"', "").replace("`", "")
     access = viewer.access
@@ -191,7 +191,7 @@ async def sight_of(viewer: Viewer, text: str) -> Sight:
         mask = viewer.mask_of(full)
         if mask is not None:
             masks[full] = mask.fields
-    return Sight(found, masks, sees_tables(viewer), known)
+    return Visibility(found, masks, sees_tables(viewer), known)
 
 
 def sees_tables(viewer: Viewer) -> bool:
@@ -203,7 +203,7 @@ async def run_sql(call: Call, body: SqlQuery) -> Annotated[Response, SqlAnswer]:
     accepted = call.request.headers.get("accept", "")
     form: Form = next((form for media, form in MEDIA.items() if media in accepted), "json")
     rows_max = min(body.rows_max, call.state.config.queries.rows_max)
-    job = SqlJob(body.query, await sight_of(call, body.query), rows_max, form)
+    job = SqlJob(body.query, await visibility_of(call, body.query), rows_max, form)
     name = f"{call.access.account}/{body.id}" if body.id else secrets.token_hex(8)
     # Before it runs: one that never ends, or fails, may have read much, too.
     shown = {"query": body.query[:AUDITED_CHARACTERS_MAX]}

@@ -189,7 +189,7 @@ class LiveHub:
             try:
                 seen[key] = msgspec.json.encode(await channel.view(viewer, about))
             except PolybusError as error:
-                subscription.client.drop(subscription.number, error.bare())
+                subscription.client.drop(subscription.number, error.without_traceback())
                 return
         if not (channel.only_changes and subscription.last == seen[key]):
             subscription.send(seen[key])
@@ -225,7 +225,7 @@ class LiveHub:
                 if error.code == "topic.unknown":
                     error = UsageError("topic.deleted", "the topic was deleted")
                 for subscription in list(tail.followers):
-                    subscription.client.drop(subscription.number, error.bare())
+                    subscription.client.drop(subscription.number, error.without_traceback())
 
     async def _show_tail(self, topic: str, tail: Tail) -> None:
         """Raises PolybusError, the topic is gone or damaged."""

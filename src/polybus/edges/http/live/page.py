@@ -20,8 +20,8 @@ from polybus.edges.http.live.hub import ENDED, LiveHub, LiveSubscription, ended
 from polybus.edges.http.logins import Caller, access_by
 from polybus.edges.http.sending import text_frame
 from polybus.edges.http.state import HttpState
-from polybus.edges.http.websocket_upper import WebSocketUpper
-from polybus.edges.tcp.transport import Taker
+from polybus.edges.http.websocket_connection import WebSocketConnection
+from polybus.edges.tcp.transport import ReadInterceptor
 from polybus.errors import PeerError, PolybusError, UsageError
 from polybus.services.accounts.access import AccountAccess
 
@@ -47,7 +47,7 @@ class LiveRequest(msgspec.Struct, forbid_unknown_fields=True):
 _requests = msgspec.json.Decoder(LiveRequest)
 
 
-class LivePeer(Taker, WebSocketUpper):
+class LivePeer(ReadInterceptor, WebSocketConnection):
     """One WebSocket of /v1/live."""
 
     __slots__ = (
@@ -122,7 +122,7 @@ class LivePeer(Taker, WebSocketUpper):
         try:
             self._transport.count_for(access)
         except PolybusError as error:
-            self.refuse(None, error.bare())
+            self.refuse(None, error.without_traceback())
             self.close(CloseCode.POLICY_VIOLATION, error.code)
         else:
             self.viewer = Viewer(self._state, access)
@@ -211,7 +211,7 @@ class LivePeer(Taker, WebSocketUpper):
             self._transport.count_for(access)
         except PolybusError as error:
             self._logging_in = None
-            self.refuse(None, error.bare())
+            self.refuse(None, error.without_traceback())
             return
         self._logging_in = None
         for number in list(self.subscriptions):

@@ -245,7 +245,7 @@ class _Preparation:
         )
 
     def _end(self, given: Input) -> str:
-        """An input of a query with its kind; none for a temporary view: its inputs count instead."""
+        """An input of a query with its kind; none for a temporary view: its inputs count."""
         if given.kind != "dataset":
             return f"{given.kind}:{given.name}"
         if not writes_rows(self._pipeline.outputs[given.name]):

@@ -14,7 +14,7 @@ import msgspec
 
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.lake.compact import tidy
-from polybus.lake.files import FileNote
+from polybus.lake.files import NewFile
 from polybus.lake.table import Conflict, LakeTable, open_table
 from polybus.lake.table_state import TableState, appended
 from polybus.log import checked_json
@@ -37,7 +37,7 @@ FILE = "view.json"
 _ATTEMPTS_MAX = 20
 
 
-class ViewNote(msgspec.Struct, frozen=True):
+class ViewMetadata(msgspec.Struct, frozen=True):
     """A version of a view, and the version of the input whose rows it has.
 
     `query` and `input` are the digest of the query and the id of the input's table.
@@ -49,11 +49,11 @@ class ViewNote(msgspec.Struct, frozen=True):
     covered: int
 
 
-def read_note(folder: Path, view: LakeTable) -> ViewNote | None:
+def read_note(folder: Path, view: LakeTable) -> ViewMetadata | None:
     """The metadata beside a checkpoint, if it matches the view's current version."""
     path = folder / FILE
     try:
-        note = checked_json.decode(path.read_bytes(), ViewNote, path, accept_unchecked=True)
+        note = checked_json.decode(path.read_bytes(), ViewMetadata, path, accept_unchecked=True)
     except (OSError, StorageError):
         return None
     return note if note.version == view.version else None
@@ -61,10 +61,10 @@ def read_note(folder: Path, view: LakeTable) -> ViewNote | None:
 
 def commit_view(
     view: LakeTable,
-    files: list[FileNote],
+    files: list[NewFile],
     based_on: TableState,
     folder: Path,
-    note: ViewNote | None,
+    note: ViewMetadata | None,
     *,
     is_added: bool = False,
 ) -> None:
@@ -147,7 +147,7 @@ class ViewFlow:
         note = None
         if not increment.reason:
             ((source, covered),) = analysed.read.items()
-            note = ViewNote(-1, increment.digest, self._identity(source), covered)
+            note = ViewMetadata(-1, increment.digest, self._identity(source), covered)
         for _ in range(_ATTEMPTS_MAX):
             try:
                 commit_view(self._view, staged, self._view.state, folder, note)
@@ -177,7 +177,7 @@ class ViewFlow:
         rows = self._shaped(self._names.analyse(self._query, run=True, fresh=fresh))
         if increment.is_grouped:
             rows = increment.combined(tables.read(self._names.spark, self._view, state), rows)
-        note = ViewNote(-1, increment.digest, identity, version)
+        note = ViewMetadata(-1, increment.digest, identity, version)
         is_added = not increment.is_grouped
         staged = self._stage(rows)
         try:
@@ -186,7 +186,7 @@ class ViewFlow:
             return None
         return seen
 
-    def _stage(self, rows: Any) -> list[FileNote]:
+    def _stage(self, rows: Any) -> list[NewFile]:
         """Raises UsageError `pipeline.expectation` for a forbidden row."""
         checked = CheckedRows(rows, self._expected)
         staged = tables.stage(checked.rows, self._view, ())

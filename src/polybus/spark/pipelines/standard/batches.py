@@ -44,7 +44,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from polybus.errors import StorageError, UsageError
 from polybus.lake import settings as pipeline_settings
-from polybus.lake.files import FileNote, new_path, note_of, write_file
+from polybus.lake.files import NewFile, new_path, note_of, write_file
 from polybus.lake.settings import PipelineSettings
 from polybus.lake.stopped import read as read_stopped
 from polybus.lake.stopped import still_stopped
@@ -56,8 +56,7 @@ from polybus.spark.checkpoint import Checkpoint
 from polybus.spark.expectations import CheckedRows, Expectation, ExpectationCount, added
 from polybus.spark.internals import INTERPRETED, ReusedPlan, is_connect
 from polybus.spark.pipelines.flows import FlowContext, FlowProgress, PipelineFlow
-from polybus.spark.pipelines.standard import aside, decode, gold
-from polybus.spark.pipelines.standard.aside import SetAside
+from polybus.spark.pipelines.standard import decode, gold, poison
 from polybus.spark.pipelines.standard.expected import (
     expectations,
     expectations_table,
@@ -65,6 +64,7 @@ from polybus.spark.pipelines.standard.expected import (
     rows_of,
 )
 from polybus.spark.pipelines.standard.planned import EVENTS, BatchPlans, PlannedRows
+from polybus.spark.pipelines.standard.poison import PoisonMessages
 from polybus.spark.pipelines.standard.stops import Stops, among, broken
 from polybus.spark.pipelines.standard.typed import PREFIX, TypedTables, typed_tables
 from polybus.spark.pipelines.standard.watch import Watch
@@ -288,7 +288,7 @@ class StandardBatches:
         has_batch = self._silver.has_batch(self._arguments[1], batch_id)
         return {} if has_batch else broken(self._counts)
 
-    def _discard(self, staged: list[FileNote]) -> None:
+    def _discard(self, staged: list[NewFile]) -> None:
         for note in staged:
             (self._silver.path / note.file.path).unlink(missing_ok=True)
             (self._quarantine.path / note.file.path).unlink(missing_ok=True)
@@ -299,14 +299,14 @@ class StandardBatches:
 
     def _stage(
         self, raw: DataFrame, batch_id: int, limit: int
-    ) -> tuple[list[FileNote], list[FileNote], DataFrame]:
+    ) -> tuple[list[NewFile], list[NewFile], DataFrame]:
         """Write messages to files of silver, and those that make it raise to files of quarantine.
 
         Returns both, and all messages but those that raise.
         """
         data, writer = self._arguments[:2]
 
-        def stage_good(part: DataFrame) -> list[FileNote]:
+        def stage_good(part: DataFrame) -> list[NewFile]:
             if not self._expected:
                 rows = self._done("decode", part, lambda one: _good(self._decode(one)))
                 return self._stage_rows(rows, self._silver, (), json=("payload",))
@@ -326,10 +326,10 @@ class StandardBatches:
             except Exception as error:
                 # Rows that the batch has added to silver stay there, so it can no longer change.
                 has_batch = self._silver.last_batch(writer) == batch_id
-                if has_batch or aside.is_of_surroundings(error):
+                if has_batch or poison.is_of_surroundings(error):
                     raise
-            good, found = aside.stage_apart(raw, stage_good)
-            left_out = SetAside(writer, batch_id, found)
+            good, found = poison.stage_apart(raw, stage_good)
+            left_out = PoisonMessages(writer, batch_id, found)
         else:
             good = stage_good(raw.where(f"NOT ({left_out.condition})"))
         if not left_out.ranges:
@@ -341,18 +341,18 @@ class StandardBatches:
             left_out.save(data)
         return good, bad, raw.where(f"NOT ({left_out.condition})")
 
-    def _set_aside(self, batch_id: int) -> SetAside:
+    def _set_aside(self, batch_id: int) -> PoisonMessages:
         """The messages that the batch set aside before. Raises StorageError if that is unknown."""
         data, writer, *_ = self._arguments
         try:
-            return aside.stored(data, writer, batch_id)
+            return poison.stored(data, writer, batch_id)
         except StorageError:
             if self._silver.last_batch(writer) == batch_id:
                 raise
-            return SetAside(writer, batch_id)
+            return PoisonMessages(writer, batch_id)
 
     def _add_quarantined(
-        self, raw: DataFrame, notes: list[FileNote], batch_id: int, limit: int
+        self, raw: DataFrame, notes: list[NewFile], batch_id: int, limit: int
     ) -> pa.Table:
         """Store messages that cannot be decoded in quarantine; returns their facts."""
         bad = self._decode(raw).where("reason IS NOT NULL")
@@ -390,7 +390,7 @@ def cut_limit(data: Path, begun: int | None) -> int:
     return min(limit, VALUE_BYTES_MAX)
 
 
-def read_facts(table: LakeTable, notes: Sequence[FileNote], *more: str) -> pa.Table:
+def read_facts(table: LakeTable, notes: Sequence[NewFile], *more: str) -> pa.Table:
     """FACT_COLUMNS and more of files that are not yet part of the table."""
     columns = [*FACT_COLUMNS, *more]
     found = [pq.read_table(table.path / note.file.path, columns=columns) for note in notes]
@@ -398,8 +398,8 @@ def read_facts(table: LakeTable, notes: Sequence[FileNote], *more: str) -> pa.Ta
 
 
 def without(
-    table: LakeTable, notes: Sequence[FileNote], is_duplicate: npt.NDArray[np.bool_]
-) -> list[FileNote]:
+    table: LakeTable, notes: Sequence[NewFile], is_duplicate: npt.NDArray[np.bool_]
+) -> list[NewFile]:
     """Write the files again without duplicates; the flags are those of all files in order."""
     kept = []
     first = 0

@@ -17,7 +17,7 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 
 from polybus.edges.http.state import HttpState
-from polybus.edges.http.upper import Upper
+from polybus.edges.http.upper_layer import UpperLayer
 from polybus.edges.tcp.outbox import Outbox
 from polybus.services.accounts.access import AccountAccess
 
@@ -36,7 +36,7 @@ class WebSocketTransport(asyncio.Transport):
         raise NotImplementedError
 
 
-class WebSocketUpper(Upper):
+class WebSocketConnection(UpperLayer):
     """A WebSocket above a connection. Subclasses have the slots, and say how they leave."""
 
     __slots__ = ()

@@ -9,7 +9,7 @@ LISTENING = "0A"
 NAME_CHARS_MAX = 60
 
 
-def occupant(port: int, transport: str) -> str:
+def port_owner(port: int, transport: str) -> str:
     """`process 123 (polybus serve)`, or an empty text if it is unknown."""
     sockets = {f"socket:[{inode}]" for inode in _inodes(port, transport)}
     for process in sorted(PROC.glob("[0-9]*")) if sockets else ():

@@ -21,7 +21,7 @@ from polybus.errors import PeerError, PolybusError
 from polybus.log.blobs import COPY_BYTES, BlobReader
 from polybus.references import OCTETS, TEXT
 from polybus.services.accounts.access import AccountAccess
-from polybus.services.blobs.blobs import Kept, with_receipt_ids
+from polybus.services.blobs.blobs import StoredPayload, with_receipt_ids
 from polybus.services.blobs.uploads import IncomingBlob
 from polybus.wire.codec import Bad, LargeBegin, LargeDropped, LargeEnd, LargePiece
 
@@ -30,7 +30,7 @@ DECODE_BYTES = 192 << 10
 """A multiple of 4 and of 3, so that each piece of base64 decodes by itself."""
 
 
-class ArrivingPeer(Holdable, Protocol):
+class PayloadSender(Holdable, Protocol):
     """The sender of a large payload."""
 
     def progressed(self, size: int) -> None: ...
@@ -44,7 +44,7 @@ class LargeReceiver(Protocol):
     limits: Limits
 
     @property
-    def peer(self) -> ArrivingPeer: ...
+    def peer(self) -> PayloadSender: ...
 
     def handle(self, event: Any) -> None: ...
 
@@ -52,7 +52,7 @@ class LargeReceiver(Protocol):
 
     def topics_of_large(self, end: LargeEnd) -> list[str]: ...
 
-    def publish_large(self, kept: Kept, end: LargeEnd) -> list[Batch]: ...
+    def publish_large(self, kept: StoredPayload, end: LargeEnd) -> list[Batch]: ...
 
     def publish_small(self, value: bytes, end: LargeEnd) -> None: ...
 
@@ -61,7 +61,7 @@ class LargeReceiver(Protocol):
     def refuse_large(self, end: LargeEnd, error: PolybusError) -> None: ...
 
 
-class Arriving:
+class IncomingPayload:
     """One large payload of a translator's peer; meanwhile it gets all events of the translator."""
 
     def __init__(self, translator: LargeReceiver, begin: LargeBegin) -> None:
@@ -80,7 +80,7 @@ class Arriving:
                 raise unknown_topic(begin.topic)
             self._upload = translator.edge.blobs.upload(access, topic)
         except PolybusError as error:
-            self._error = error.bare()
+            self._error = error.without_traceback()
         self._task = translator.edge.context.loop.create_task(self._run())
 
     @property
@@ -146,7 +146,7 @@ class Arriving:
         try:
             await self._upload.write(piece)
         except PolybusError as error:
-            self._error = error.bare()
+            self._error = error.without_traceback()
             # At once: the peer may take long to end a payload that is discarded.
             self._upload.discard()
             self._upload = None
@@ -155,7 +155,7 @@ class Arriving:
         translator = self._translator
         try:
             if self._error is not None:
-                raise self._error.again()
+                raise self._error.copy()
             assert self._upload is not None
             topics = translator.topics_of_large(end)
             if not topics:
@@ -215,7 +215,7 @@ class Arriving:
             self._translator.publish_part(batch, is_first=first == 0, is_full=True)
         upload.discard()
 
-    async def _copied(self, reader: BlobReader, start: int, stop: int, topic: str) -> Kept:
+    async def _copied(self, reader: BlobReader, start: int, stop: int, topic: str) -> StoredPayload:
         """A blob of a part of the received bytes."""
         blobs = self._translator.edge.blobs
         part = blobs.upload(self._translator.access, topic)
@@ -235,7 +235,7 @@ class Arriving:
         upload.discard()
         self._translator.publish_small(value, end)
 
-    def _publish_kept(self, kept: Kept, end: LargeEnd) -> None:
+    def _publish_kept(self, kept: StoredPayload, end: LargeEnd) -> None:
         batches = []
         try:
             batches = self._translator.publish_large(kept, end)

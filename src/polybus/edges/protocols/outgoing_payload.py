@@ -22,7 +22,7 @@ def unchanged(piece: bytes) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class LargeWords:
+class PayloadFraming:
     """The framing of a large payload in a protocol: prefix, encoding of each piece, and suffix."""
 
     head: bytes = b""
@@ -43,7 +43,7 @@ def reference_of(batch: Batch) -> Reference:
 
 
 async def payload(
-    blobs: Blobs, memory: MemoryGate, batch: Batch, words: LargeWords
+    blobs: Blobs, memory: MemoryGate, batch: Batch, words: PayloadFraming
 ) -> AsyncIterator[bytes]:
     """The payload of a batch that is one reference, in a protocol's framing.
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from polybus.edges.access_matrix import CLOSED, DONE, NONE, OVER, OWNERS, RIGHT_OF, PeerRole
 from polybus.edges.http.calls import Operation
-from polybus.edges.verbs import CLOSED, DONE, NONE, OVER, OWNERS, RIGHT_OF, PeerRole
 from polybus.services.accounts.records import Right
 
 LIVE, POLL, WEBSOCKET = "`/v1/live`", "`/msgstream`, a poll", "`/msgstream`, a WebSocket"

@@ -23,7 +23,7 @@ class _NoPandas(MetaPathFinder):
             raise ModuleNotFoundError("the bus does without pandas", name=name)
 
 
-def leave_pandas_out() -> None:
+def block_pandas() -> None:
     """Keep pyarrow from importing pandas for conversions in this process.
 
     pyarrow no longer recognises a series or data frame, so do not call this in processes that run

@@ -13,7 +13,7 @@ _WRITABLE = asyncio.Event()
 _WRITABLE.set()
 
 
-class ShortPipeline(list[Any]):
+class ListPipeline(list[Any]):
     """Waiting requests: few enough for a list (PIPELINE_MAX)."""
 
     __slots__ = ()
@@ -22,7 +22,7 @@ class ShortPipeline(list[Any]):
         self.insert(0, request)
 
 
-class LeanFlow(FlowControl):
+class LazyFlowControl(FlowControl):
     """Creates an event only while the peer does not read."""
 
     def __init__(self, transport: asyncio.Transport) -> None:

@@ -15,7 +15,7 @@ from polybus.services.accounts.configs import AccountConfigs
 from polybus.services.accounts.records import Token
 
 
-class AccessBook(TopicWatcher):
+class AccessRegistry(TopicWatcher):
     """The accesses of all accounts and tokens that have logged in, and the topics by owner."""
 
     def __init__(self, bus: Bus, configs: AccountConfigs) -> None:
@@ -72,7 +72,7 @@ class AccessBook(TopicWatcher):
 
     # Changes
 
-    def share(self, owner: str, to: str) -> set[AccountAccess]:
+    def grants_changed(self, owner: str, to: str) -> set[AccountAccess]:
         """Grants of an owner to an account have changed; return the accesses of that account."""
         topics = list(self._owned.get(owner, {}).values())
         concerned = set(self._by_account.get(to, {}).values())
@@ -80,7 +80,7 @@ class AccessBook(TopicWatcher):
             access.refresh(topics)
         return concerned
 
-    def limit(self, account: str) -> None:
+    def limits_changed(self, account: str) -> None:
         """An account's limits may have changed."""
         for access in self._by_account.get(account, {}).values():
             access.quota = self._configs.quotas.get(account)

@@ -132,7 +132,7 @@ def read_entry(name: str, value: bytes) -> SavedSession:
     return saved
 
 
-class MovingSaver(Saver):
+class ClusterSaver(Saver):
     """Saves sessions for all nodes of a cluster, and takes them over from others."""
 
     def __init__(
@@ -289,7 +289,7 @@ class MovingSaver(Saver):
         for _ in range(CLAIMS_MAX):
             known = self._known.get(digest)
             if known is None or not known.saved.state or digest in self._digests.values():
-                # It does not exist, or is ending here.
+                # It does not exist, or this node ends it.
                 return None
             saved = known.saved
             access = self._access_of(*saved.owner)

@@ -9,7 +9,7 @@ from polybus.services.accounts.accounts import is_loopback
 from polybus.services.accounts.store import AccountStore
 
 
-def check_reach(config: Config, store: AccountStore) -> None:
+def check_exposure(config: Config, store: AccountStore) -> None:
     """Refuse to listen beyond loopback if anyone could use the bus, or if no one could.
 
     Raises ConfigError `accounts.open` or `accounts.none`, which say what to set.

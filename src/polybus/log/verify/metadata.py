@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from polybus.log import checked_json
-from polybus.log.cluster_place import NAME as CLUSTER
+from polybus.log.cluster_location import NAME as CLUSTER
 from polybus.log.copying import NOTE as MIGRATION
 from polybus.log.delta import NEWEST
 from polybus.log.layout import CONFIG_SEEN
@@ -19,7 +19,7 @@ DISPENSABLE = ("standard-settings.json", "standard-watch.json", "view.json", NEW
 """Files whose readers work without them: damage is reported, but needs no repair."""
 
 
-def note_damages(data: Path) -> Iterator[tuple[Path, str]]:
+def metadata_damages(data: Path) -> Iterator[tuple[Path, str]]:
     """Every damaged file, with the reason."""
     tables = ("tables/*", "accounts/*/topics/*/table", "accounts/*/tables/*")
     places = [path for one in tables for path in data.glob(f"{one}/{NEWEST}")]

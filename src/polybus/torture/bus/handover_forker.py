@@ -1,9 +1,10 @@
-"""Hand-overs of a warm bus: forks, too, because their imports would take most of a campaign's time.
+"""Forks the hand-overs of a warm bus, because their imports would take most of a campaign's time.
 
-A bus has threads when it starts a hand-over, so it cannot fork one. Before it has any it forks a
-zygote, which forks each hand-over that the bus requests. A hand-over must be a child of its bus:
-that waits for it, and a hand-over whose parent changes ends. So the zygote forks twice, and the
-process in between ends: then Linux gives the hand-over to the bus, which is a subreaper.
+A bus has threads when it starts a hand-over, so it cannot fork one safely. Before it has any, it
+forks a helper process, the forker, which forks each hand-over that the bus requests. A hand-over
+must be a child of its bus: the bus waits for it, and a hand-over whose parent changes ends. So the
+forker forks twice, and the process in between exits: then Linux reparents the hand-over to the bus,
+which is a subreaper.
 """
 
 import contextlib
@@ -18,17 +19,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from polybus.log.arrow_alone import leave_pandas_out
 from polybus.log.history import handover
 from polybus.log.history.maintenance import Maintenance
+from polybus.log.without_pandas import block_pandas
 
-NAME = b"zygote"
+NAME = b"forker"
 _REQUEST_BYTES_MAX = 64 << 10
 _PDEATHSIG, _SET_NAME, _SUBREAPER = 1, 15, 36
 
 
-def open_zygote() -> None:
-    """From now on hand-overs of this process, which has no threads yet, are forks."""
+def start_forker() -> None:
+    """Fork the hand-overs of this process from now on; it must not have threads yet."""
     libc = ctypes.CDLL(None)
     libc.prctl(_SUBREAPER, 1)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -50,26 +51,26 @@ def open_zygote() -> None:
     Maintenance.start_process = staticmethod(start)  # type: ignore[assignment]
 
 
-def is_zygote(process: int) -> bool:
+def is_forker(process: int) -> bool:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{process}/comm").read_bytes().strip() == NAME
     return False
 
 
 class ForkedProcess:
-    """A hand-over, with as much of `subprocess.Popen` as `Maintenance` needs."""
+    """A hand-over, with the part of the `subprocess.Popen` interface that `Maintenance` needs."""
 
-    def __init__(self, zygote: socket.socket, arguments: list[str]) -> None:
+    def __init__(self, forker: socket.socket, arguments: list[str]) -> None:
         reader, writer = os.pipe()
         try:
-            socket.send_fds(zygote, [json.dumps(arguments).encode()], [writer])
+            socket.send_fds(forker, [json.dumps(arguments).encode()], [writer])
         finally:
             os.close(writer)
         self.stdout: io.BufferedReader = os.fdopen(reader, "rb")
-        self._pid = int(zygote.recv(32) or b"0")
+        self._pid = int(forker.recv(32) or b"0")
         self.returncode: int | None = None
         if not self._pid:
-            raise ChildProcessError("the zygote has ended")
+            raise ChildProcessError("the forker has ended")
 
     def kill(self) -> None:
         if self.returncode is None:
@@ -83,7 +84,7 @@ class ForkedProcess:
 
 
 def _fork_for(bus_socket: socket.socket, bus: int) -> None:
-    """The zygote: until the bus ends."""
+    """Run the forker until the bus ends."""
     devnull = os.open(os.devnull, os.O_RDWR)
     # Close the bus's standard streams: their end shows that the bus itself has ended.
     os.dup2(devnull, 0)
@@ -122,7 +123,7 @@ def _hand_over(arguments: list[str], output: int, bus: int) -> None:
         os.dup2(output, 2)
         os.close(output)
         ctypes.CDLL(None).prctl(_SET_NAME, b"hand-over")
-        leave_pandas_out()
+        block_pandas()
         code = handover.main(arguments)
         sys.stdout.flush()
         sys.stderr.flush()

@@ -153,7 +153,7 @@ class OpenConnection(Assembling, Protocol):
     def stop_reading(self) -> None: ...
 
 
-class TcpShared:
+class TcpContext:
     """Admits connections, and runs the timers that limit them."""
 
     def __init__(self, edge: Edge, translators: Mapping[str, TranslatorFactory]) -> None:

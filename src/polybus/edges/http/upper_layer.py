@@ -3,7 +3,7 @@
 import asyncio
 
 
-class Upper(asyncio.Protocol):
+class UpperLayer(asyncio.Protocol):
     """Takes the bytes of an HTTP connection. As it is here, it ignores them."""
 
     __slots__ = ()

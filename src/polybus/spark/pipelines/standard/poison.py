@@ -22,7 +22,7 @@ import msgspec
 from pyspark.sql import DataFrame
 
 from polybus.errors import PolybusError, StorageError
-from polybus.lake.files import FileNote
+from polybus.lake.files import NewFile
 from polybus.log import checked_json
 from polybus.log.disk import replace_file
 from polybus.spark.causes import clean_cause, is_transient
@@ -33,10 +33,10 @@ FOUND_MAX = 100
 """After this many failures in a batch, a failing half is set aside as a whole."""
 REASON_CHARS_MAX = 500
 PLACE = ("topic", "epoch", "offset")
-Stage = Callable[[DataFrame], list[FileNote]]
+Stage = Callable[[DataFrame], list[NewFile]]
 
 
-class AsideRange(msgspec.Struct, frozen=True):
+class PoisonRange(msgspec.Struct, frozen=True):
     """Messages from `first` to `last`, both included, in the order of topic, epoch and offset."""
 
     first: tuple[str, int, int]
@@ -49,12 +49,12 @@ class AsideRange(msgspec.Struct, frozen=True):
         return f"STRUCT({', '.join(PLACE)}) BETWEEN {first} AND {last}"
 
 
-class SetAside(msgspec.Struct, frozen=True):
+class PoisonMessages(msgspec.Struct, frozen=True):
     """The messages that a writer's batch sets aside; usually none."""
 
     writer: str
     batch: int
-    ranges: tuple[AsideRange, ...] = ()
+    ranges: tuple[PoisonRange, ...] = ()
 
     @property
     def condition(self) -> str:
@@ -69,14 +69,14 @@ class SetAside(msgspec.Struct, frozen=True):
         replace_file(data / "pipeline" / FILE, checked_json.encode(self))
 
 
-def stored(data: Path, writer: str, batch_id: int) -> SetAside:
+def stored(data: Path, writer: str, batch_id: int) -> PoisonMessages:
     """The messages that the batch set aside in its first run.
 
     Raises StorageError `pipeline.settings` if the file is damaged.
     """
-    nothing, path = SetAside(writer, batch_id), data / "pipeline" / FILE
+    nothing, path = PoisonMessages(writer, batch_id), data / "pipeline" / FILE
     try:
-        found = checked_json.decode(path.read_bytes(), SetAside, path, accept_unchecked=True)
+        found = checked_json.decode(path.read_bytes(), PoisonMessages, path, accept_unchecked=True)
     except FileNotFoundError:
         return nothing
     except StorageError as error:
@@ -90,7 +90,7 @@ def is_of_surroundings(error: Exception) -> bool:
     return isinstance(error, PolybusError) or is_transient(error)
 
 
-def stage_apart(frame: DataFrame, stage: Stage) -> tuple[list[FileNote], tuple[AsideRange, ...]]:
+def stage_apart(frame: DataFrame, stage: Stage) -> tuple[list[NewFile], tuple[PoisonRange, ...]]:
     """Stage the messages that can be staged; the others are set aside, with their errors.
 
     Raises the errors of staging an empty batch, and of reading the positions of the messages.
@@ -103,11 +103,11 @@ def stage_apart(frame: DataFrame, stage: Stage) -> tuple[list[FileNote], tuple[A
         topic, epoch, offset = (places[name][row].as_py() for name in PLACE)
         return topic, epoch, offset
 
-    found: list[AsideRange] = []
+    found: list[PoisonRange] = []
     waiting = [(0, places.num_rows)]
     while waiting:
         first, stop = waiting.pop()
-        part = AsideRange(place(first), place(stop - 1), "")
+        part = PoisonRange(place(first), place(stop - 1), "")
         try:
             notes += stage(frame.where(part.condition))
         except Exception as error:

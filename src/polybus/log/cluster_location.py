@@ -24,12 +24,14 @@ from polybus.config import Config, KafkaLogin, KafkaTls
 from polybus.errors import ConfigError
 from polybus.log import checked_json
 from polybus.log.disk import Disk, replace_file
-from polybus.log.topics import read_data_note, storage_error
+from polybus.log.topics import read_data_metadata, storage_error
 
 NAME = "cluster.json"
 
 
-class ClusterPlace(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omit_defaults=True):
+class ClusterLocation(
+    msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omit_defaults=True
+):
     """A bus in a Kafka cluster, described by its settings."""
 
     log: str
@@ -41,15 +43,15 @@ class ClusterPlace(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", om
         return f"{self.log} with prefix {self.prefix}" if self.prefix else self.log
 
 
-def place_of(config: Config) -> ClusterPlace:
+def location_of(config: Config) -> ClusterLocation:
     """The location that the settings of a node name."""
     cluster = config.cluster
     return with_absolute_paths(
-        ClusterPlace(log=config.log, prefix=cluster.prefix, tls=cluster.tls, login=cluster.login)
+        ClusterLocation(log=config.log, prefix=cluster.prefix, tls=cluster.tls, login=cluster.login)
     )
 
 
-def with_absolute_paths(place: ClusterPlace) -> ClusterPlace:
+def with_absolute_paths(place: ClusterLocation) -> ClusterLocation:
     """The same location for processes that run in other folders."""
     tls, login = place.tls, place.login
     if tls is not None:
@@ -64,7 +66,7 @@ def _absolute(path: str | None) -> str | None:
     return None if path is None else str(Path(path).absolute())
 
 
-def read_place(data: Path) -> ClusterPlace | None:
+def read_location(data: Path) -> ClusterLocation | None:
     """The cluster that has the messages of a data folder; None if its files have them.
 
     Raises StorageError if the file is damaged (`log.damaged`) or cannot be read.
@@ -76,10 +78,10 @@ def read_place(data: Path) -> ClusterPlace | None:
         return None
     except OSError as error:
         raise storage_error(error, f"cannot read {path}") from error
-    return checked_json.decode(content, ClusterPlace, path)
+    return checked_json.decode(content, ClusterLocation, path)
 
 
-def write_place(data: Path, place: ClusterPlace) -> None:
+def write_location(data: Path, place: ClusterLocation) -> None:
     """Raises StorageError."""
     path = data / NAME
     try:
@@ -88,18 +90,18 @@ def write_place(data: Path, place: ClusterPlace) -> None:
         raise storage_error(error, f"cannot write {path}") from error
 
 
-def check_place(config: Config) -> None:
+def check_location(config: Config) -> None:
     """Refuse a folder whose messages are not where the settings look for them.
 
     Raises ConfigError `config.log`; StorageError `log.damaged`.
     """
     data = Path(config.data)
     if config.is_cluster:
-        if read_data_note(data) is not None:
+        if read_data_metadata(data) is not None:
             text = f"{data} has messages in files, which `log` would hide"
             raise ConfigError("config.log", f"{text}; name another folder with --data")
         return
-    place = read_place(data)
+    place = read_location(data)
     if place is not None:
         text = f"{data} belongs to a node whose messages are in {place}, which a log in files would"
         what = f'hide; use its settings (--config, or log = "{place.log}"), or name another folder'

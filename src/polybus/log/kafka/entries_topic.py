@@ -21,7 +21,7 @@ from polybus.log.kafka.record_batch import encode_tombstones
 from polybus.log.kafka.registry import KafkaTopics
 
 
-class SharedTopic(Followed):
+class EntriesTopic(Followed):
     """The topic of the entries. Its coroutines run on the link's loop."""
 
     def __init__(
