@@ -88,13 +88,15 @@ config.environment: a POLYBUS_ variable names no setting → unset or rename the
 config.address: a connector cannot listen on its address → polybus doctor shows which ports are free
 config.log: log is neither `files` nor kafka://host:port,…, contradicts durability, or is not where
     the messages of the data folder are → correct the setting log, or name another folder
+config.data: the data folder has folders of others, and nothing of a bus
+    → name a new or empty folder with --data
 config.cluster: a file that cluster.tls or cluster.login names cannot be used
     → check its path, its rights and its content
 config.tls: a certificate or key cannot be used → check tls.cert, tls.key and tls.client-ca
 
 # The log
 log.locked: another process uses the data folder → stop the bus first (SIGTERM), or wait
-log.no-data: the data folder does not exist → set it with --data
+log.no-data: the data folder does not exist, or has nothing of a bus → set it with --data
 log.format: a newer version wrote the data → use that version or a newer one
 log.full: the disk is full; nothing more is stored → free space: the bus then continues
 log.failed: the disk failed, or the system refused to open a file

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sim_kit import served
 
-from polybus.errors import StorageError
+from polybus.errors import ConfigError, StorageError
 from polybus.log import file_modes
 from polybus.testing import ScriptedPeer
 
@@ -57,6 +57,20 @@ async def test_every_file_is_for_its_owner_alone(tmp_path: Path) -> None:
     data = tmp_path / "data"
     await run_a_bus(data)
     assert wrong_modes(data, folder=0o700, file=0o600) == []
+
+
+def test_a_start_leaves_the_files_of_others_as_they_are(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "project").mkdir(mode=0o755)
+    (tmp_path / "project" / "run").touch(mode=0o755)
+    before = [path.stat().st_mode for path in sorted(tmp_path.rglob("*"))]
+    with pytest.raises(ConfigError, match=r"config\.data.*nothing of a bus"):
+        file_modes.prepare(tmp_path, group=False)
+    (tmp_path / "journal").mkdir(mode=0o755)
+    file_modes.prepare(tmp_path, group=False)
+    assert stat.S_IMODE((tmp_path / "journal").stat().st_mode) == 0o700
+    (tmp_path / "journal").rmdir()
+    assert [path.stat().st_mode for path in sorted(tmp_path.rglob("*"))] == before
 
 
 async def test_an_old_folder_is_corrected_at_the_start_and_group_access_keeps_the_umask(

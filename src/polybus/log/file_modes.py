@@ -1,6 +1,7 @@
 """Who may open the files of a data folder: its owner and, with `group-access`, its group.
 
-The mode of DATA itself is the truth. `prepare` makes it, or corrects DATA and everything below it.
+The mode of DATA itself is the truth. `prepare` makes it, or corrects DATA and what a bus keeps
+below it. Files of others stay as they are: their programs would lose the right to be run.
 Order of writes: the modes of all files and folders, a sync of the disk, the mode of DATA. So a
 start after a kill or a power cut meanwhile begins again. Files and folders get the modes of their
 parents (log/disk.py), and a process takes its umask from DATA (`adopt`), for files that libraries
@@ -9,10 +10,11 @@ and Spark write.
 
 import logging
 import os
+from itertools import chain
 from pathlib import Path
 
-from polybus.errors import StorageError
-from polybus.log.layout import admin_token_path, private_key_path
+from polybus.errors import ConfigError, StorageError
+from polybus.log.layout import admin_token_path, is_foreign, is_own, private_key_path
 from polybus.log.topics import storage_error
 
 logger = logging.getLogger("polybus.log")
@@ -21,13 +23,21 @@ OWNER, GROUP = 0o700, 0o770
 
 
 def prepare(data: Path, *, group: bool) -> None:
-    """Create the folder, or correct the modes of an existing one. Raises StorageError."""
+    """Create the folder, or correct the modes of an existing one.
+
+    Raises StorageError; ConfigError `config.data`, the folder is one of others.
+    """
     umask = os.umask(0o077)
     os.umask(umask)
     wanted = (GROUP & ~umask | OWNER) if group else OWNER
     try:
         data.parent.mkdir(parents=True, exist_ok=True)
         data.mkdir(mode=wanted, exist_ok=True)
+        if is_foreign(data):
+            text = (
+                f"{data} has folders, and nothing of a bus; name a new or empty folder with --data"
+            )
+            raise ConfigError("config.data", text)
         if data.stat().st_mode & 0o777 != wanted:
             _correct(data, wanted)
     except OSError as error:
@@ -62,7 +72,10 @@ def prepare_socket_folder(socket: Path) -> None:
 def _correct(data: Path, wanted: int) -> None:
     foreign = 0
     private = (admin_token_path(data), private_key_path(data))
-    for folder, _, files in os.walk(data, topdown=False):
+    own = [path for path in data.iterdir() if is_own(path)]
+    walks = [os.walk(path, topdown=False) for path in own if not path.is_symlink()]
+    top = (str(data), [], [path.name for path in own if not path.is_dir()])
+    for folder, _, files in chain(*walks, [top]):
         paths = [(Path(folder) / name, wanted & 0o666) for name in files]
         for path, mode in [*paths, (Path(folder), wanted)]:
             try:
