@@ -94,7 +94,7 @@ config.tls: a certificate or key cannot be used → check tls.cert, tls.key and 
 
 # The log
 log.locked: another process uses the data folder → stop the bus first (SIGTERM), or wait
-log.no-data: the data folder does not exist → set it with --data
+log.no-data: the data folder does not exist, or has nothing of a bus → set it with --data
 log.format: a newer version wrote the data → use that version or a newer one
 log.full: the disk is full; nothing more is stored → free space: the bus then continues
 log.failed: the disk failed, or the system refused to open a file

@@ -196,3 +196,17 @@ def test_compact_leaves_history_only_and_every_message(tmp_path: Path) -> None:
         arguments = ("tail", "news", "--from", "earliest", "--count", "100")
         done = polybus(*arguments, "--url", bus.url())
         assert done.stdout == b"x\n" * 100
+
+
+@pytest.mark.parametrize("command", ["verify", "compact", "topics list", "sql SELECT+1"])
+def test_a_folder_of_others_is_refused_and_stays_as_it_is(tmp_path: Path, command: str) -> None:
+    (tmp_path / "work").mkdir(mode=0o755)
+    done = polybus(*(word.replace("+", " ") for word in command.split()), "--data", str(tmp_path))
+    assert (done.returncode, b"log.no-data" in done.stderr) == (1, True), done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["work"]
+
+
+def test_an_empty_folder_is_not_intact(tmp_path: Path) -> None:
+    """The disk with the backups may not be mounted."""
+    done = polybus("verify", "--data", str(tmp_path))
+    assert done.returncode == 1 and b"log.no-data" in done.stderr

@@ -59,6 +59,18 @@ async def test_every_file_is_for_its_owner_alone(tmp_path: Path) -> None:
     assert wrong_modes(data, folder=0o700, file=0o600) == []
 
 
+def test_a_start_leaves_the_files_of_others_as_they_are(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "project").mkdir(mode=0o755)
+    (tmp_path / "project" / "run").touch(mode=0o755)
+    before = [path.stat().st_mode for path in sorted(tmp_path.rglob("*"))]
+    (tmp_path / "journal").mkdir(mode=0o755)
+    file_modes.prepare(tmp_path, group=False)
+    assert stat.S_IMODE((tmp_path / "journal").stat().st_mode) == 0o700
+    (tmp_path / "journal").rmdir()
+    assert [path.stat().st_mode for path in sorted(tmp_path.rglob("*"))] == before
+
+
 async def test_an_old_folder_is_corrected_at_the_start_and_group_access_keeps_the_umask(
     tmp_path: Path,
 ) -> None:

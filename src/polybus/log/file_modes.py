@@ -1,6 +1,7 @@
 """Who may open the files of a data folder: its owner and, with `group-access`, its group.
 
-The mode of DATA itself is the truth. `prepare` makes it, or corrects DATA and everything below it.
+The mode of DATA itself is the truth. `prepare` makes it, or corrects DATA and what a bus keeps
+below it. Files of other programs stay as they are, because these would lose the right to be run.
 Order of writes: the modes of all files and folders, a sync of the disk, the mode of DATA. So after
 a kill or a power cut, the next start begins again. Files and folders get the modes of their parents
 (log/disk.py), and a process takes its umask from DATA (`adopt`), for files that libraries and Spark
@@ -9,10 +10,11 @@ write.
 
 import logging
 import os
+from itertools import chain
 from pathlib import Path
 
 from polybus.errors import StorageError
-from polybus.log.layout import admin_token_path, private_key_path
+from polybus.log.layout import admin_token_path, is_own, private_key_path
 from polybus.log.topics import storage_error
 
 logger = logging.getLogger("polybus.log")
@@ -62,7 +64,14 @@ def prepare_socket_folder(socket: Path) -> None:
 def _correct(data: Path, wanted: int) -> None:
     foreign = 0
     private = (admin_token_path(data), private_key_path(data))
-    for folder, _, files in os.walk(data, topdown=False):
+    own = [path for path in data.iterdir() if is_own(path)]
+    walks = [os.walk(path, topdown=False) for path in own if not path.is_symlink()]
+    top: tuple[str, list[str], list[str]] = (
+        str(data),
+        [],
+        [path.name for path in own if not path.is_dir()],
+    )
+    for folder, _, files in chain(*walks, [top]):
         paths = [(Path(folder) / name, wanted & 0o666) for name in files]
         for path, mode in [*paths, (Path(folder), wanted)]:
             try:

@@ -33,8 +33,40 @@ FORMAT = 1
 SEGMENT_SUFFIX = ".arrows"
 INDEX_SUFFIX = ".index"
 CONFIG_SEEN = "config-seen.json"
+# What a bus and its pipeline keep in DATA, by the name up to its first dot. docs/data-folder.md has
+# the files.
+OWN = frozenset(
+    "polybus unfinished-copy migration lock history cluster run admin tls state journal staging"
+    " accounts trash tables pipeline".split()
+)
+# One of these shows that DATA is a data folder. A lock shows nothing: readers make it, too.
+_SIGNS = ("polybus.json", "cluster.json", "unfinished-copy", "migration.json", "state.db")
+_SIGN_FOLDERS = ("journal", "accounts", "tables", "pipeline")
 # Linux allows 108 bytes with the closing NUL, others 104.
 SOCKET_PATH_BYTES_MAX = 100
+
+
+def is_own(path: Path) -> bool:
+    """Whether a file or folder directly in DATA is one of a bus, its temporary files included."""
+    return path.name.lstrip(".").partition(".")[0] in OWN
+
+
+def is_data_folder(data: Path) -> bool:
+    """Whether a bus or a pipeline has used the folder."""
+    return any((data / name).exists() for name in (*_SIGNS, *_SIGN_FOLDERS))
+
+
+def is_foreign(data: Path) -> bool:
+    """Whether others use the folder: it has folders, and nothing of a bus.
+
+    Files alone (settings, a note) and what every new disk has make no folder foreign.
+    """
+    if is_data_folder(data):
+        return False
+    return any(
+        path.is_dir() and path.name != "lost+found" and not path.name.startswith(".")
+        for path in data.iterdir()
+    )
 
 
 def unfinished_copy_path(data: Path) -> Path:

@@ -14,6 +14,7 @@ from polybus.client.options import DEFAULT_URL, with_scheme
 from polybus.config import PORT, Config
 from polybus.errors import UsageError
 from polybus.log.cluster_location import read_location
+from polybus.log.layout import is_data_folder, is_foreign
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -99,12 +100,17 @@ def only_files(config: Config, what: str) -> None:
 def files_of(config: Config, what: str) -> Path:
     """The data folder with the messages. Raises as `existing_data` and `only_files` do."""
     only_files(config, what)
-    return existing_data(config)
+    data = existing_data(config)
+    if not is_data_folder(data):
+        raise UsageError("log.no-data", f"{data} has nothing of a bus")
+    return data
 
 
 def existing_data(config: Config) -> Path:
-    """The data folder. Raises UsageError `log.no-data` if it does not exist."""
+    """The data folder. Raises UsageError `log.no-data` if there is none, or one of others."""
     data = Path(config.data)
     if not data.is_dir():
         raise UsageError("log.no-data", f"there is no data folder {data}")
+    if is_foreign(data):
+        raise UsageError("log.no-data", f"{data} has folders, and nothing of a bus")
     return data
