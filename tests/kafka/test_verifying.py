@@ -180,7 +180,7 @@ def test_a_topic_that_another_program_deleted_is_named(
     done = verify()
     assert done.exit_code == 1
     assert f"topic 't', Kafka {name}: Kafka does not have it" in done.stdout
-    assert "1 damages: 0 topics" in done.stdout
+    assert "1 damage: 0 topics" in done.stdout
 
 
 BAD: dict[str, tuple[str, bytes, bytes, str]] = {
@@ -205,7 +205,7 @@ def test_a_message_of_the_nodes_that_they_cannot_read_is_named(
     assert done.exit_code == 1
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("damaged: ")]
     assert said in line and "offsets " in line and f"Kafka {prefix}{name}" in line
-    assert "1 damages: 1 topics, 6 messages" in done.stdout
+    assert "1 damage: 1 topic, 6 messages" in done.stdout
 
 
 def test_a_cluster_that_no_node_has_used_is_an_error(verify: Verify) -> None:

@@ -3,7 +3,7 @@
 import click
 
 from polybus.cli.common.options import files_of, json_option, settings_options
-from polybus.cli.common.output import echo, say
+from polybus.cli.common.output import echo, plural, say
 from polybus.config import Config
 
 
@@ -22,4 +22,4 @@ def compact(config: Config, as_json: bool) -> None:
     file_modes.adopt(data)
     segments = hand_over(data, progress=None if as_json else say)
     names = [segment.name for segment in segments]
-    echo(as_json, {"segments": names}, f"{len(names)} journal segments became history")
+    echo(as_json, {"segments": names}, f"{plural(len(names), 'journal segment')} became history")

@@ -10,7 +10,7 @@ import msgspec
 
 from polybus.cli.common import exits
 from polybus.cli.common.options import files_of, json_option, settings_options
-from polybus.cli.common.output import echo_json, progress_bar
+from polybus.cli.common.output import echo_json, plural, progress_bar, size
 from polybus.config import Config
 from polybus.log.cluster_location import ClusterLocation, location_of, read_location
 
@@ -79,12 +79,10 @@ def end_with(
     for note in report.notes:
         click.echo(f"note: {note}")
     if report.damage_count > len(report.damages):
-        click.echo(f"and {report.damage_count - len(report.damages)} more damages")
-    verdict = "intact" if report.intact else f"{report.damage_count} damages"
-    # Files that only a data folder has.
-    files = f"{report.segments} journal segments, {report.files} history files, "
-    click.echo(
-        f"{verdict}: {report.topics} topics, {report.messages} messages, "
-        f"{'' if report.is_cluster else files}{report.bytes} bytes"
-    )
+        click.echo(f"and {plural(report.damage_count - len(report.damages), 'more damage')}")
+    verdict = "intact" if report.intact else plural(report.damage_count, "damage")
+    counts = [plural(report.topics, "topic"), plural(report.messages, "message")]
+    if not report.is_cluster:
+        counts += [plural(report.segments, "journal segment"), plural(report.files, "history file")]
+    click.echo(f"{verdict}: {', '.join([*counts, size(report.bytes)])}")
     exits.end(good=report.intact)

@@ -26,6 +26,11 @@ def count(number: float) -> Quantity:
     return Quantity(f"{number:,.1f}" if number < 10 and number % 1 else f"{number:,.0f}")
 
 
+def plural(number: int, word: str) -> str:
+    """`1 topic`, `1,234 topics`."""
+    return f"{count(number)} {word}{'' if number == 1 else 's'}"
+
+
 def size(number: float) -> Quantity:
     """`12.3 kB`."""
     units = ["B", "kB", "MB", "GB", "TB"]
