@@ -130,6 +130,8 @@ LONG_FILES = (
     "test_cluster_nodes.py",
     "test_console.py",
     "test_console_pages.py",
+    "test_console_scale.py",
+    "test_cycles.py",
     "test_docs_spark.py",
     "test_driver.py",
     "test_floods.py",
@@ -140,10 +142,12 @@ LONG_FILES = (
     "test_kills.py",
     "test_lake_crash.py",
     "test_resident_memory.py",
+    "test_sessions_crash.py",
     "test_sessions_faults.py",
     "test_standard.py",
+    "test_table_streams.py",
     "test_torture.py",
-    "test_wrong_orders_crash.py",
+    "test_torture_nodes.py",
 )
 # By the number of a worker: the folder whose files it takes first.
 JAVA_FOLDERS = {0: "spark", 1: "spark", 2: "kafka"}
@@ -344,13 +348,18 @@ def spark() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def brokers(tmp_path_factory: pytest.TempPathFactory) -> KafkaBrokers:
-    """The worker's only Kafka, three brokers. A test that kills one starts it again."""
-    from cluster_kit import running, three_brokers
+def brokers(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> KafkaBrokers:
+    """The worker's only Kafka, three brokers, or one for Spark. Who kills one starts it again."""
+    from cluster_kit import running, secure_brokers
 
+    count = 1 if needs_spark(request.path) else 3
+    if _kafka and _kafka[0][1].count < count:
+        _kafka.pop()[0].close()
     if not _kafka:
         stack = contextlib.ExitStack()
-        _kafka.append((stack, three_brokers(tmp_path_factory.mktemp("kafka"))))
+        _kafka.append((stack, secure_brokers(tmp_path_factory.mktemp("kafka"), count)))
         stack.enter_context(running(_kafka[0][1]))
     return _kafka[0][1]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +182,7 @@ def believe_the_changes_of_a_dimension(run: Run) -> None:
             APPLY(self, *arguments, **named)
 
     Dimension.apply = applied  # type: ignore[method-assign]
-    dimension.apply_all(run)
+    dimension.apply_all(run, kind=2)
 
 
 def note_a_view_before_its_version(run: Run) -> None:
@@ -279,8 +280,8 @@ CASES: list[Case] = [
         *(accounts.with_accounts, accounts.delete_shop, accounts.check_deleted),
     ),
     (
-        *(believe_the_changes_of_a_dimension, dimension.look, None),
-        *(believe_the_changes_of_a_dimension, dimension.check_batches),
+        *(believe_the_changes_of_a_dimension, partial(dimension.look, kind=2), None),
+        *(believe_the_changes_of_a_dimension, partial(dimension.check_batches, kind=2)),
     ),
     (
         *(note_a_view_before_its_version, views.look, None),
