@@ -155,9 +155,9 @@ class FollowedTable:
                 start_row = first[1] if index == first[0] else 0
                 stop_row = last[1] if last is not None and index == last[0] else None
                 found.append(self._part(file, start_row, stop_row))
-        for file in found:
-            if not (self._path / file.path).exists():
-                raise self._removed(f"file {file.path}")
+        for part in found:
+            if not (self._path / part.path).exists():
+                raise self._removed(f"file {part.path}")
         return found
 
     def _may_have_news(self, start: TablePosition) -> bool:
