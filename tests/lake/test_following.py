@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -33,8 +34,12 @@ def add(table: LakeTable, *numbers: int) -> None:
 
 def numbers(table: LakeTable, start: TablePosition, end: TablePosition) -> list[int]:
     """What a stream reads that was started again, so it knows nothing."""
-    found = FollowedTable(table.path).files(start, end)
-    return [n for one in found for n in pq.read_table(table.path / one.path)["n"].to_pylist()]
+    found = []
+    for one in FollowedTable(table.path).files(start, end):
+        part = pq.read_table(table.path / one.path)["n"].to_pylist()[one.start : one.stop]
+        assert one.rows == len(part)
+        found += part
+    return found
 
 
 def stream(table: LakeTable, start: TablePosition, limit: BatchLimit) -> list[list[int]]:
@@ -78,7 +83,7 @@ def test_a_stream_waits_for_a_table_that_is_not_there_yet(table: LakeTable) -> N
 
 
 @pytest.mark.parametrize("limit", [BatchLimit(2), BatchLimit(rows=2), BatchLimit(9, 900)])
-def test_a_batch_has_limits_and_at_least_one_file(table: LakeTable, limit: BatchLimit) -> None:
+def test_a_batch_has_limits_and_at_least_one_row(table: LakeTable, limit: BatchLimit) -> None:
     add(table, 1, 2, 3)
     sizes = [file.bytes for file in table.state.files.values()]
     add(table, 4, 5)
@@ -89,25 +94,46 @@ def test_a_batch_has_limits_and_at_least_one_file(table: LakeTable, limit: Batch
     assert len(stream(table, START, BatchLimit(1, bytes=1, rows=1))) == 5
 
 
+def test_a_file_that_is_larger_than_a_batch_is_read_in_several(table: LakeTable) -> None:
+    note = table.write(pa.table({"n": range(10)}))
+    table.commit([note], writer="w", batch_id=None)
+    add(table, 10)
+    add(table, 11)
+    parts = stream(table, START, BatchLimit(rows=4))
+    assert parts == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    parts = stream(table, START, BatchLimit(bytes=note.file.bytes // 2))
+    assert [number for part in parts for number in part] == [*range(12)]
+    assert [len(part) for part in parts[:2]] == [5, 5]
+
+
+def test_a_file_without_a_count_of_rows_is_cut_by_its_own(table: LakeTable) -> None:
+    note = table.write(pa.table({"n": range(10)}))
+    note = replace(note, file=replace(note.file, rows=0))
+    table.commit([note], writer="w", batch_id=None)
+    assert stream(table, START, BatchLimit(rows=6)) == [[*range(6)], [6, 7, 8, 9]]
+
+
 @given(
     versions=st.lists(st.integers(0, 3), min_size=1, max_size=6),
     begun_after=st.integers(0, 5),
-    files_max=st.integers(1, 4),
+    limit=st.builds(BatchLimit, st.integers(1, 4), rows=st.none() | st.integers(1, 4)),
     compacted=st.sets(st.integers(0, 5)),
 )
 def test_every_row_is_read_once_however_batches_and_versions_are_cut(
     tmp_path_factory: pytest.TempPathFactory,
     versions: list[int],
     begun_after: int,
-    files_max: int,
+    limit: BatchLimit,
     compacted: set[int],
 ) -> None:
     table = open_table(tmp_path_factory.mktemp("data"), "t")
     add(table, 0)  # a table has columns
-    start, found, number, limit = START, list[int](), 1, BatchLimit(files_max)
+    start, found, number = START, list[int](), 1
     for index, count in enumerate(versions):
         add(table, *range(number, number + count))
         number += count
+        table.append(pa.table({"n": range(number, number + 3)}), writer="w", batch_id=None)
+        number += 3
         if index in compacted:
             compact(table)
         if index >= begun_after:

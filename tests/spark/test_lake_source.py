@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import types as T
 from pyspark.sql.streaming.datasource import ReadAllAvailable
@@ -62,7 +63,8 @@ def test_rows_have_exactly_the_columns_of_the_stream(tmp_path: Path) -> None:
     one = reader(tmp_path)
     start = one.initialOffset()
     end = one.latestOffset(start, LIMIT)
-    assert end == {"table": table.state.identity["id"], "version": 1, "file": 0, "first": 0}  # type: ignore[index]
+    identity = table.state.identity["id"]  # type: ignore[index]
+    assert end == {"table": identity, "version": 1, "file": 0, "first": 0, "row": 0}
     assert rows(one, start, end) == [(1, 2, {"n": "1"}, None), (2, 1, {"n": "2"}, None)]
     assert one.latestOffset(end, LIMIT) == end
     assert one.partitions(end, end) == []
@@ -119,6 +121,21 @@ def test_wide_rows_come_in_small_batches(tmp_path: Path) -> None:
     (task,) = one.partitions(start, one.latestOffset(start, LIMIT))
     sizes = [batch.num_rows for batch in one.read(task)]
     assert sum(sizes) == 20 and max(sizes) <= 8
+
+
+def test_a_batch_ends_within_a_file_and_its_row_groups(tmp_path: Path) -> None:
+    table = open_table(tmp_path, "shop.orders")
+    note = table.write(pa.table({"late": [str(n) for n in range(10)]}))
+    path = table.path / note.file.path
+    pq.write_table(pq.read_table(path), path, row_group_size=3)
+    table.commit([note], writer="w", batch_id=None)
+    one = reader(tmp_path, maxRowsPerTrigger="4")
+    found, start = [], one.initialOffset()
+    while (end := one.latestOffset(start, LIMIT)) != start:
+        (task,) = one.partitions(start, end)
+        found.append([late for part in one.read(task) for late in part["late"].to_pylist()])
+        start = end
+    assert found == [["0", "1", "2", "3"], ["4", "5", "6", "7"], ["8", "9"]]
 
 
 def test_damage_and_foreign_offsets_are_clear_errors(tmp_path: Path) -> None:

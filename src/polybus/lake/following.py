@@ -3,7 +3,8 @@
 A stream begins with all files of the table's newest version, and then takes the files that each
 later version adds. Versions never change, so two positions always have the same files between
 them, also after a restart. A version that only moves rows to other files, as compaction does, is
-marked (`dataChange` is false) and adds nothing to a stream.
+marked (`dataChange` is false) and adds nothing to a stream. A file that is larger than a batch is
+read in several, by its rows.
 
 A stream fails instead of silently missing or repeating rows: at a version that removes or changes
 rows, unless it should be skipped; if maintenance has removed a version or file before it was read;
@@ -16,9 +17,11 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 from msgspec.structs import replace
 
-from polybus.errors import UsageError
+from polybus.errors import StorageError, UsageError
 from polybus.lake.files import TableFile
 from polybus.lake.table import LakeTable
 from polybus.lake.table_state import actions_in
@@ -31,19 +34,34 @@ START_OVER = "start the flow over with --reset FLOW to read the table as it is n
 class TablePosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything before `version`, and its first `file` files, are read.
 
-    `table` is the id of the table, empty before it exists. The stream began with all files of the
-    version `first`.
+    Of the next file the first `row` rows are. `table` is the id of the table, empty before it
+    exists. The stream began with all files of the version `first`.
     """
 
     table: str = ""
     version: int = 0
     file: int = 0
     first: int = 0
+    row: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FileRows:
+    """The rows of a file from `start` on and before `stop`: all up to its end if that is None.
+
+    `rows` and `bytes` are about how many these are.
+    """
+
+    path: str
+    start: int
+    stop: int | None
+    rows: int
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLimit:
-    """The limit of a batch, which has at least one file."""
+    """The limit of a batch, which has at least one row."""
 
     files: int = FILES_MAX
     bytes: int | None = None
@@ -53,6 +71,13 @@ class BatchLimit:
         """Whether this reaches the limit."""
         is_large = self.bytes is not None and size > self.bytes
         return files > self.files or is_large or (self.rows is not None and rows > self.rows)
+
+    def rows_of(self, rows: int, size: int) -> int:
+        """How many of so many rows a batch takes that has no others. All count as equally large."""
+        most = rows if self.rows is None else self.rows
+        if self.bytes is not None:
+            most = min(most, rows * self.bytes // max(1, size))
+        return max(1, most)
 
 
 class FollowedTable:
@@ -95,13 +120,16 @@ class FollowedTable:
             return start
         begin = start if start.table else TablePosition(identity, newest, 0, newest)
         files = size = rows = 0
-        version, index = begin.version, begin.file
+        version, index, row = begin.version, begin.file, begin.row
         while version <= newest:
             for file in self._files_of(version, begin.first)[index:]:
-                files, size, rows = files + 1, size + file.bytes, rows + file.rows
-                if files > 1 and limit.is_reached(files, size, rows):
-                    return replace(begin, version=version, file=index)
-                index += 1
+                part = self._part(file, row)
+                if limit.is_reached(files + 1, size + part.bytes, rows + part.rows):
+                    taken = 0 if files else limit.rows_of(part.rows, part.bytes)
+                    if files or taken < part.rows:
+                        return replace(begin, version=version, file=index, row=row + taken)
+                files, size, rows = files + 1, size + part.bytes, rows + part.rows
+                index, row = index + 1, 0
             version, index = version + 1, 0
         # A batch without rows costs as much as another. But a position must not stay at a version
         # that a checkpoint covers, because maintenance may remove it.
@@ -109,22 +137,27 @@ class FollowedTable:
         if not files and start.table and not is_summed_up:
             self._passed = (start, version)
             return start
-        return replace(begin, version=version, file=0)
+        return replace(begin, version=version, file=0, row=0)
 
-    def files(self, start: TablePosition, end: TablePosition) -> list[TableFile]:
-        """The files between two positions, all of which exist. Raises as `end_of_batch`."""
+    def files(self, start: TablePosition, end: TablePosition) -> list[FileRows]:
+        """What is between two positions, in files that exist. Raises as `end_of_batch`."""
         if not end.table:
             return []
         self._check(end, *self._look())
-        begin = start if start.table else replace(end, version=end.first, file=0)
-        found: list[TableFile] = []
-        for version in range(begin.version, end.version + (end.file > 0)):
-            first = begin.file if version == begin.version else 0
-            last = end.file if version == end.version else None
-            found += self._files_of(version, end.first)[first:last]
-        for file in found:
-            if not (self._path / file.path).exists():
-                raise self._removed(f"file {file.path}")
+        begin = start if start.table else replace(end, version=end.first, file=0, row=0)
+        found: list[FileRows] = []
+        for version in range(begin.version, end.version + (end.file > 0 or end.row > 0)):
+            first = (begin.file, begin.row) if version == begin.version else (0, 0)
+            last = (end.file, end.row) if version == end.version else None
+            for index, file in enumerate(self._files_of(version, end.first)):
+                if index < first[0] or (last is not None and (index, 0) >= last):
+                    continue
+                start_row = first[1] if index == first[0] else 0
+                stop_row = last[1] if last is not None and index == last[0] else None
+                found.append(self._part(file, start_row, stop_row))
+        for part in found:
+            if not (self._path / part.path).exists():
+                raise self._removed(f"file {part.path}")
         return found
 
     def _may_have_news(self, start: TablePosition) -> bool:
@@ -186,6 +219,18 @@ class FollowedTable:
             for one in found
             if one["dataChange"]
         ]
+
+    def _part(self, file: TableFile, start: int, stop: int | None = None) -> FileRows:
+        rows = file.rows
+        if not rows:  # Other programs may not have written it down.
+            try:
+                rows = pq.read_metadata(self._path / file.path).num_rows
+            except FileNotFoundError as error:
+                raise self._removed(f"file {file.path}") from error
+            except (OSError, pa.ArrowException) as error:
+                raise StorageError("lake.damaged", f"{self._path / file.path}: {error}") from error
+        count = max(0, (rows if stop is None else stop) - start)
+        return FileRows(file.path, start, stop, count, file.bytes * count // max(1, rows))
 
     def _removed(self, what: str) -> UsageError:
         return removed_error(self._name, what)

@@ -33,6 +33,7 @@ from polybus.lake.folders import table_folder
 from polybus.lake.following import (
     FILES_MAX,
     BatchLimit,
+    FileRows,
     FollowedTable,
     TablePosition,
     removed_error,
@@ -104,9 +105,9 @@ class LakeTableReader(DataSourceReader):
 
 @dataclass(frozen=True)
 class FilesPartition(InputPartition):
-    """What one task reads: files below the table's folder."""
+    """What one task reads: rows of files below the table's folder."""
 
-    files: tuple[str, ...]
+    files: tuple[FileRows, ...]
 
 
 class LakeTableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -139,17 +140,18 @@ class LakeTableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         files = self._table.files(position_in(start), position_in(end))
         count = task_count(sum(one.rows for one in files), sum(one.bytes for one in files))
         shares = [files[index::count] for index in range(min(count, len(files)))]
-        return [FilesPartition(tuple(one.path for one in share)) for share in shares]
+        return [FilesPartition(tuple(share)) for share in shares]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, FilesPartition):  # Spark has its own when there is nothing to read
-            for path in partition.files:
-                constants = partition_values(path)
+            for part in partition.files:
+                constants = partition_values(part.path)
                 try:
-                    for rows in _rows_of(self._folder / path, self._schema.names):
+                    for rows in _rows_of(self._folder, part, self._schema.names):
                         yield from _shaped(rows, self._schema, constants).to_batches()
                 except FileNotFoundError as error:
-                    raise removed_error(LakeTable(self._folder).name, f"file {path}") from error
+                    name = LakeTable(self._folder).name
+                    raise removed_error(name, f"file {part.path}") from error
 
     def commit(self, end: dict[str, Any]) -> None:
         """Does nothing: the position is in the checkpoint."""
@@ -169,17 +171,26 @@ def _to_json(position: TablePosition) -> dict[str, Any]:
     return found
 
 
-def _rows_of(path: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
-    """The rows of a file in pieces of bounded size, with those of the columns that it has."""
+def _rows_of(folder: Path, part: FileRows, columns: Sequence[str]) -> Iterator[pa.Table]:
+    """Rows of a file in pieces of bounded size, with those of the columns that it has."""
+    path = folder / part.path
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             stored = [name for name in file.schema_arrow.names if name in columns]
+            stop = file.metadata.num_rows if part.stop is None else part.stop
+            at = 0
             for group in range(file.num_row_groups):
                 about = file.metadata.row_group(group)
+                if at >= stop or at + about.num_rows <= part.start:
+                    at += about.num_rows
+                    continue
                 row_bytes = max(1, about.total_byte_size // max(1, about.num_rows))
                 size = max(1, min(BATCH_ROWS_MAX, BATCH_BYTES_MAX // row_bytes))
                 for rows in file.iter_batches(size, row_groups=[group], columns=stored):
-                    yield pa.Table.from_batches([rows])
+                    first, last = max(part.start - at, 0), min(stop - at, rows.num_rows)
+                    at += rows.num_rows
+                    if first < last:
+                        yield pa.Table.from_batches([rows.slice(first, last - first)])
     except FileNotFoundError:
         raise
     except (OSError, pa.ArrowException) as error:
