@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,7 +16,9 @@ from polybus.log.kafka import following
 from polybus.log.kafka.fetch_session import TOPIC_BYTES_MAX, Followed, SessionFetch
 from polybus.log.kafka.following import Following, fetch_at
 from polybus.log.kafka.link import KafkaLink
+from polybus.log.kafka.recent import KEPT_MAX, KafkaTopic, ReadAhead
 from polybus.log.kafka.record_batch import encode_batch
+from polybus.log.kafka.registry import TopicRecord
 
 FORGOTTEN = 70
 
@@ -211,3 +214,66 @@ async def test_an_answer_for_a_topic_that_was_recreated_meanwhile_is_not_taken()
 
 
 # What the node has published itself
+
+
+# Reading ahead
+
+
+def stored(first: int, count: int) -> list[Batch]:
+    batch = Batch.of("t", [b"%d" % number for number in range(first, first + count)])
+    batch.epoch, batch.first_offset = 1, first
+    return [batch]
+
+
+def test_only_a_reader_that_reads_on_has_the_next_fetch_begun() -> None:
+    begun: dict[int, Future[list[Batch]]] = {}
+    ahead = ReadAhead(lambda _, offset: begun.setdefault(offset, Future()))
+    topic = KafkaTopic(TopicRecord("t", 1, "id"), "t")
+    ahead.keep(topic, stored(0, 100), 30)
+    assert begun == {}
+
+    found = ahead.take(topic, 30, 250)
+    assert found is not None and found[0].first_offset == 30
+    ahead.keep(topic, found, 60)
+    ahead.take(topic, 60, 250)
+    assert list(begun) == [100], "once, and not for each piece"
+
+    begun[100].set_result(stored(100, 200))
+    found = ahead.take(topic, 100, 250)
+    assert found is not None and len(found[0]) == 150, "what is not confirmed yet is not there"
+    assert list(begun) == [100], "there is nothing behind it"
+
+
+def test_a_fetch_that_failed_before_it_was_asked_for_is_repeated() -> None:
+    begun: list[Future[list[Batch]]] = []
+
+    def begin(_: KafkaTopic, offset: int) -> Future[list[Batch]]:
+        if offset > 200:
+            raise StorageError("log.closed", "the log is closed")
+        begun.append(Future())
+        return begun[-1]
+
+    ahead = ReadAhead(begin)
+    topic = KafkaTopic(TopicRecord("t", 1, "id"), "t")
+    for error in (StorageError("log.unreachable", "no leader"), LookupError(100)):
+        ahead.keep(topic, stored(0, 100), 50)
+        assert ahead.take(topic, 50, 400) is not None
+        begun[-1].set_exception(error)
+        assert ahead.take(topic, 100, 400) is None
+    ahead.keep(topic, stored(100, 150), 150)
+    assert ahead.take(topic, 150, 400) is not None, "although the next fetch cannot begin"
+
+
+def test_the_oldest_of_many_fetches_that_nobody_takes_is_ended() -> None:
+    begun: list[Future[list[Batch]]] = []
+
+    def begin(_: KafkaTopic, offset: int) -> Future[list[Batch]]:
+        begun.append(Future())
+        return begun[-1]
+
+    ahead = ReadAhead(begin)
+    for number in range(KEPT_MAX + 1):
+        topic = KafkaTopic(TopicRecord("t", 1, "id"), f"t{number}")
+        ahead.keep(topic, stored(0, 100), 50)
+        ahead.take(topic, 50, 400)
+    assert [one.cancelled() for one in begun] == [True] + [False] * KEPT_MAX
