@@ -11,7 +11,7 @@ from crash_kit import Crash, Run, crashes
 from polybus.lake.compact import checkpoint, compact, vacuum
 from polybus.lake.table import LakeTable
 
-BATCHES = 5
+BATCHES = 4
 
 
 def append_and_compact(run: Run) -> None:
@@ -20,9 +20,9 @@ def append_and_compact(run: Run) -> None:
         rows = pa.table({"offset": [2 * batch, 2 * batch + 1], "topic": ["a", "b"]})
         table.append(rows, writer="w", batch_id=batch, partition_by=["topic"])
         run.acknowledge(batch)
-        if batch % 2:
+        if batch % 2 == 0:
             checkpoint(table)
-        if batch == 2:
+        if batch == 1:
             compact(table)
             vacuum(table, grace_s=0.0)
 
