@@ -68,6 +68,9 @@ def world() -> Iterator[World]:
     ):
         for module in (accounts, throttle):
             patch.setattr(module, "DELAY_S_MIN", 0.0)
+        # What already exists is of no interest, and takes the collector long.
+        gc.collect()
+        gc.freeze()
         node = runner.run(bus.__aenter__())
         runner.run(node.accounts.set_password("default", "right"))
         tcp, udp, queue, tls = (int(one.rpartition(":")[2]) for one in node.addresses)
@@ -97,7 +100,6 @@ async def left_behind(
 
     await rounds(1)
     gc.collect()
-    # What already exists is of no interest, and takes the collector long.
     gc.freeze()
     gc.disable()
     found: Counter[str] = Counter()
@@ -107,7 +109,6 @@ async def left_behind(
         await until(lambda: not count_garbage(found))
     finally:
         gc.enable()
-        gc.unfreeze()
     return Counter({name: count for name, count in found.items() if count >= round_count})
 
 
