@@ -35,7 +35,9 @@ def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsoleBus]:
 
 @pytest.fixture(scope="module")
 def console(tmp_path_factory: pytest.TempPathFactory, bus: ConsoleBus) -> Iterator[Console]:
-    with open_console(tmp_path_factory.mktemp("chromium"), bus) as console:
+    profile = tmp_path_factory.mktemp("chromium")
+    # A trace waits five seconds for each page that is frozen to be shown again on the way back.
+    with open_console(profile, bus, "--disable-features=BackForwardCache") as console:
         yield console
 
 
