@@ -11,12 +11,20 @@ from accounts_kit import OFF, PASSWORD, SPEAKERS, Speaker, bus_with_accounts, pe
 from edge_kit import until
 
 from polybus.errors import ConfigError
+from polybus.services.accounts import accounts, throttle
 from polybus.testing import run_bus
 
 
 @pytest.fixture(params=SPEAKERS)
 def speaker(request: pytest.FixtureRequest) -> Speaker:
     return SPEAKERS[request.param]
+
+
+@pytest.fixture
+def quick_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong login is answered at once; test_accounts_abuse.py measures how late it usually is."""
+    for module in (accounts, throttle):
+        monkeypatch.setattr(module, "DELAY_S_MIN", 0.0)
 
 
 async def test_before_a_login_everything_is_refused_and_stores_nothing(speaker: Speaker) -> None:
@@ -40,7 +48,9 @@ async def test_what_follows_a_login_at_once_waits_for_it(speaker: Speaker) -> No
         assert node.bus.log.bounds("news").stop == 0
 
 
-async def test_a_wrong_login_leaves_the_connection_and_may_be_repeated(speaker: Speaker) -> None:
+async def test_a_wrong_login_leaves_the_connection_and_may_be_repeated(
+    speaker: Speaker, quick_refusals: None
+) -> None:
     async with bus_with_accounts() as node, peer_of(node, speaker) as peer:
         for user, secret in (("shop", "tr0ub4dor"), ("nobody", "tr0ub4dor"), ("", "pbt_1_2")):
             await peer.send(speaker.login(user, secret) + speaker.publish("news", "x"))
@@ -93,7 +103,9 @@ async def test_equal_names_are_different_topics_and_a_grant_shares_one(
         assert kinds in ([("message", "news")], [("receipt", "news")], [("receipt", "1")])
 
 
-async def test_a_token_is_limited_and_ends_when_it_is_revoked_or_expires(speaker: Speaker) -> None:
+async def test_a_token_is_limited_and_ends_when_it_is_revoked_or_expires(
+    speaker: Speaker, quick_refusals: None
+) -> None:
     async with bus_with_accounts() as node:
         store = node.accounts.store
         token = store.make_token("shop", topics=["n*"], rights=["subscribe"])
@@ -216,7 +228,7 @@ async def test_a_bus_for_strangers_or_nobody_does_not_start(
 
 
 async def test_who_does_not_log_in_in_time_is_told_and_closed(speaker: Speaker) -> None:
-    limits = {"login-timeout-s": 3.0}
+    limits = {"login-timeout-s": 2.0}
     async with run_bus("news", accounts=OFF, limits=limits) as node:
         await node.accounts.create("shop", PASSWORD)
         async with peer_of(node, speaker, "shop") as known, peer_of(node, speaker) as stranger:

@@ -17,6 +17,7 @@ import socket
 import struct
 import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from edge_kit import frame, line
@@ -220,20 +221,29 @@ def queries(bus: Bus) -> None:
 
 
 def fuzz(parser: str) -> Callable[[Bus], None]:
+    def connection(chance: random.Random, key: str) -> bytes:
+        data = HEADS.get(parser, "").format(key=key).encode()
+        for _ in range(8):
+            made = PARSERS[parser](chance)
+            data += encoded(mutated(made, chance) if chance.random() < 0.3 else made)
+        return data
+
     def run(bus: Bus) -> None:
         chance = random.Random(parser)
         key = bus.open_session()
         port = bus.child.queue_port if parser == "queue" else bus.port
-        for _ in range(200):
-            data = HEADS.get(parser, "").format(key=key).encode()
-            for _ in range(8):
-                made = PARSERS[parser](chance)
-                data += encoded(mutated(made, chance) if chance.random() < 0.3 else made)
+
+        def attack(data: bytes) -> None:
             with bus.open(data, port) as sock, contextlib.suppress(OSError):
                 sock.settimeout(0.05)
                 if parser not in HEADS:
                     sock.shutdown(socket.SHUT_WR)
                 sock.recv(1 << 16)
+
+        # Some at once: to most of them the bus answers nothing.
+        with ThreadPoolExecutor(8) as pool:
+            for _ in pool.map(attack, [connection(chance, key) for _ in range(200)]):
+                pass
         bus.ask("DELETE", f"/v1/sessions/{key}")
 
     run.__name__ = f"fuzz {parser}"

@@ -33,6 +33,7 @@ from polybus.edges.node import Node
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.log.cluster_place import ClusterPlace
 from polybus.log.interface import Log, LogCallbacks, TopicSettings
+from polybus.log.kafka import producing
 from polybus.log.kafka.following import fetch_at
 from polybus.log.kafka.kafka_names import kafka_name
 from polybus.log.kafka.link import KafkaLink
@@ -500,8 +501,9 @@ async def test_a_killed_leader_costs_no_receipted_message_and_no_order(
 
 
 async def test_too_few_replicas_refuse_publishes_until_they_are_back(
-    brokers: KafkaBrokers, prefix: str
+    brokers: KafkaBrokers, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(producing, "STALL_S", 3.0)
     async with nodes(brokers, prefix, "t", count=1) as (node,), httpx.AsyncClient() as http:
         health = f"{url(node, 'http')}/healthz"
         assert (await http.get(health)).status_code == 200
