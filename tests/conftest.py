@@ -343,13 +343,18 @@ def spark() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def brokers(tmp_path_factory: pytest.TempPathFactory) -> KafkaBrokers:
-    """The worker's only Kafka, three brokers. A test that kills one starts it again."""
-    from cluster_kit import running, three_brokers
+def brokers(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> KafkaBrokers:
+    """The worker's only Kafka, three brokers, or one for Spark. Who kills one starts it again."""
+    from cluster_kit import running, secure_brokers
 
+    count = 1 if needs_spark(request.path) else 3
+    if _kafka and _kafka[0][1].count < count:
+        _kafka.pop()[0].close()
     if not _kafka:
         stack = contextlib.ExitStack()
-        _kafka.append((stack, three_brokers(tmp_path_factory.mktemp("kafka"))))
+        _kafka.append((stack, secure_brokers(tmp_path_factory.mktemp("kafka"), count)))
         stack.enter_context(running(_kafka[0][1]))
     return _kafka[0][1]
 

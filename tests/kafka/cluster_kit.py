@@ -58,13 +58,13 @@ def until(is_reached: Callable[[], bool], timeout_s: float = 30.0) -> float:
     return time.monotonic() - began_s
 
 
-def three_brokers(folder: Path) -> KafkaBrokers:
+def secure_brokers(folder: Path, count: int) -> KafkaBrokers:
     """Brokers with a listener for TLS and logins too."""
     authority = Authority(folder, "authority")
     store = folder / "broker.pem"
     store.write_bytes(b"".join(one.read_bytes() for one in reversed(authority.sign("broker"))))
     (folder / "password").write_text("secret\n")
-    return KafkaBrokers(folder, secure=SECURE.format(store=store), is_brief=True)
+    return KafkaBrokers(folder, count=count, secure=SECURE.format(store=store), is_brief=True)
 
 
 @contextlib.contextmanager
