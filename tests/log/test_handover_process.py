@@ -112,7 +112,7 @@ def test_killed_at_any_moment_each_message_is_there_exactly_once(tmp_path: Path)
         make_topic(tmp_path, topic)
     counts = dict.fromkeys(topics, 0)
     next_commit = 1
-    for _ in range(12):
+    for _ in range(6):
         commits = []
         for _ in range(10):
             batches = []

@@ -21,7 +21,7 @@ from sim_kit import (
     stored,
 )
 
-KILLS = 50
+KILLS = 25
 LOAD_S_MAX = 0.4
 TOPIC_OPTIONS = ("--topic", "red", "--topic", "blue")
 

@@ -1,4 +1,4 @@
-"""kill -9 of driver, Python workers and bus, 20 times under load: each message exactly once."""
+"""kill -9 of driver, Python workers and bus, ten times under load: each message exactly once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from polybus.errors import PolybusError
 from polybus.lake.table import open_table
 from polybus.log.reading.reader import LogReader
 
-KILLS = ["driver", *["java"] * 2, "all", *["worker"] * 8, *["bus"] * 8]
+KILLS = ["driver", "java", "all", *["worker"] * 4, *["bus"] * 3]
 """`driver` is its Python process, `java` its JVM, and `all` both of them and their workers."""
 LIFE_S_MAX = 1.5
 JAVA_TIMEOUT_S = 20.0
@@ -162,7 +162,7 @@ def caught_up(data: Path) -> bool:
 
 
 @pytest.mark.timeout(900)
-def test_twenty_kills_leave_each_message_exactly_once(tmp_path: Path) -> None:
+def test_ten_kills_leave_each_message_exactly_once(tmp_path: Path) -> None:
     seed = int(os.environ.get("KILL_SEED", random.randrange(1 << 32)))
     sys.stdout.write(f"play this again with KILL_SEED={seed} pytest {Path(__file__).name}\n")
     draw = random.Random(seed)

@@ -28,10 +28,10 @@ from polybus.torture.workers import Worker, first_ended
 # What a campaign finds has the command that repeats it, with the seed.
 SEED = int(os.environ.get("TORTURE_SEED", seed_of_source()))
 SHORT = {"kills": 1, "frames": 800, "storms": 50}
-# About two minutes of faults, of all kinds; test_torture_storms.py has stalled and slow peers.
+# About a minute of faults, of all kinds; test_torture_storms.py has stalled and slow peers.
 CAMPAIGN = {
-    **{"kills": 4, "writes": 4, "cuts": 2, "errors": 3, "clock": 4, "flips": 10},
-    **{"frames": 4000, "storms": 300, "reconnects": 30, "mixes": 4},
+    **{"kills": 2, "writes": 2, "cuts": 2, "errors": 2, "clock": 2, "flips": 5},
+    **{"frames": 2000, "storms": 150, "reconnects": 15, "mixes": 2},
 }
 
 
