@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from spark_kit import RunningBus, environment, eventually
+from warm_kit import WARM_SPARK
 
 from polybus.errors import PolybusError
 from polybus.spark.session import archive, session, settings
@@ -72,7 +73,7 @@ def test_without_java_the_wheel_that_carries_one_runs_python_sources_quietly(
     damaged.parent.mkdir()
     damaged.write_bytes(b"this is no archive" * 1000)
     with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", WARM_SPARK + PROGRAM],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -26,6 +26,8 @@ def test_an_example_passes_a_dry_run_of_sparks_own_runner(name: str, tmp_path: P
                 POLYBUS_DATA=str(bus.data),
                 PATH=f"{tools}:{os.environ['PATH']}",
                 SPARK_LOCAL_IP="127.0.0.1",
+                # As quick_java.py, for the processes of Java that we do not start ourselves.
+                JDK_JAVA_OPTIONS="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
             ),
             capture_output=True,
             text=True,
