@@ -130,6 +130,8 @@ LONG_FILES = (
     "test_cluster_nodes.py",
     "test_console.py",
     "test_console_pages.py",
+    "test_console_scale.py",
+    "test_cycles.py",
     "test_docs_spark.py",
     "test_driver.py",
     "test_floods.py",
@@ -139,10 +141,12 @@ LONG_FILES = (
     "test_kills.py",
     "test_lake_crash.py",
     "test_resident_memory.py",
+    "test_sessions_crash.py",
     "test_sessions_faults.py",
     "test_standard.py",
+    "test_table_streams.py",
     "test_torture.py",
-    "test_wrong_orders_crash.py",
+    "test_torture_nodes.py",
 )
 # By the number of a worker: the folder whose files it takes first.
 JAVA_FOLDERS = {0: "spark", 1: "spark", 2: "kafka"}
