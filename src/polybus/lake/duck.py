@@ -38,6 +38,8 @@ from polybus.log.layout import topic_folder
 from polybus.log.opening import open_reader
 from polybus.processes import new_scratch, remove_scratch
 
+# Tables of the standard pipeline that the pages query.
+_STANDARD = ("silver", "quarantine", "traffic", "top_senders", "deliveries")
 MEMORY_MAX = "1GiB"
 SPILL_MAX = "16GiB"
 FRESH_ROWS = 8192
@@ -214,7 +216,11 @@ class Engine:
         elif (typed := self._typed_query(name)) is not None:
             query, paths = typed
         else:
-            raise unknown_table(name, sorted(self._known()))
+            asked, version = version_in(name)
+            if version is not None and asked.lower() in self._topics:
+                text = f"{asked} is a topic; only lake tables have versions"
+                raise UsageError("sql.table-unknown", text)
+            raise unknown_table(asked, sorted(self._known()))
         if len(parts) > 2:
             text = f'{name}: put a name with more than two parts in quotes: "{name}"'
             raise UsageError("sql.invalid", text)
@@ -357,6 +363,8 @@ def unknown_table(name: str, known: Sequence[str]) -> UsageError:
     some = ", ".join(known[:10]) or "none yet"
     more = f" and {len(known) - 10} more" if len(known) > 10 else ""
     hint = f"did you mean {', '.join(near)}?" if near else f"there are {some}{more}"
+    if name.lower().partition(".")[0] in _STANDARD:
+        hint = "the standard pipeline makes it: polybus up"
     return UsageError("sql.table-unknown", f"there is no topic or table {name}; {hint}")
 
 
