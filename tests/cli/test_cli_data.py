@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
-from cli_kit import polybus, serve
+from cli_kit import COMMAND, environment, polybus, serve
 
 from polybus.cli import compact, topics, verify  # noqa: F401
 from polybus.cli.common import admin, options  # noqa: F401
@@ -211,3 +213,31 @@ def test_an_empty_folder_is_not_intact(tmp_path: Path) -> None:
     """The disk with the backups may not be mounted."""
     done = polybus("verify", "--data", str(tmp_path))
     assert done.returncode == 1 and b"log.no-data" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["verify", "topics list", "topics create x", "sql -", "status"])
+def test_a_folder_of_another_user_is_an_error_that_says_so(tmp_path: Path, command: str) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data").chmod(0)
+    done = as_others(*command.split(), "--data", str(tmp_path / "data"))
+    assert done.returncode == 1 and done.stderr.startswith(b"polybus: log.denied: "), done.stderr
+
+
+def test_the_doctor_says_that_a_folder_is_of_another_user(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir(mode=0)
+    done = as_others("doctor", "--data", str(tmp_path / "other" / "data"))
+    assert (done.returncode, done.stderr) == (1, b"")
+    assert b"fail  data: cannot write to" in done.stdout
+
+
+def as_others(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+    """Run the command by a user whom the modes of files bind, also if root runs the tests."""
+    rights = "-dac_override,-dac_read_search"
+    bound = ["setpriv", f"--bounding-set={rights}", f"--inh-caps={rights}"]
+    return subprocess.run(
+        [*(bound if os.getuid() == 0 else []), *COMMAND, *arguments],
+        input=b"SELECT 1",
+        capture_output=True,
+        env=environment(),
+        check=False,
+    )

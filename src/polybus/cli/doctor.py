@@ -206,9 +206,9 @@ def _ports(config: Config) -> Iterator[Check]:
 def _data(config: Config) -> Iterator[Check]:
     data = Path(config.data)
     folder = data
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
     try:
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent
         fsync_ms = sync_ms(folder, FSYNC_BYTES, FSYNC_COUNT)
     except OSError as error:
         todo = "choose another folder (--data), or give this user the right to write there"

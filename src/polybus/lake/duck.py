@@ -39,6 +39,8 @@ from polybus.log.opening import open_reader
 from polybus.names import is_reserved
 from polybus.processes import new_scratch, remove_scratch
 
+# Tables of the standard pipeline that the pages query.
+_STANDARD = ("silver", "quarantine", "traffic", "top_senders", "deliveries")
 MEMORY_MAX = "1GiB"
 SPILL_MAX = "16GiB"
 FRESH_ROWS = 8192
@@ -215,7 +217,11 @@ class Engine:
         elif (typed := self._typed_query(name)) is not None:
             query, paths = typed
         else:
-            raise unknown_table(name, self._known())
+            asked, version = version_in(name)
+            if version is not None and asked.lower() in self._topics:
+                text = f"{asked} is a topic; only lake tables have versions"
+                raise UsageError("sql.table-unknown", text)
+            raise unknown_table(asked, self._known())
         if len(parts) > 2:
             text = f'{name}: put a name with more than two parts in quotes: "{name}"'
             raise UsageError("sql.invalid", text)
@@ -360,6 +366,8 @@ def unknown_table(name: str, known: Collection[str]) -> UsageError:
     some = ", ".join(listed[:10]) or "none yet"
     more = f" and {len(known) - 10} more" if len(known) > 10 else ""
     hint = f"did you mean {', '.join(near)}?" if near else f"there are {some}{more}"
+    if name.lower().partition(".")[0] in _STANDARD:
+        hint = "the standard pipeline makes it: polybus up"
     return UsageError("sql.table-unknown", f"there is no topic or table {name}; {hint}")
 
 

@@ -15,6 +15,7 @@ from polybus.config import PORT, Config
 from polybus.errors import UsageError
 from polybus.log.cluster_location import read_location
 from polybus.log.layout import is_data_folder, is_foreign
+from polybus.log.topics import storage_error
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -107,10 +108,16 @@ def files_of(config: Config, what: str) -> Path:
 
 
 def existing_data(config: Config) -> Path:
-    """The data folder. Raises UsageError `log.no-data` if there is none, or one of others."""
+    """The data folder.
+
+    Raises UsageError `log.no-data` if there is none, or one of others; StorageError `log.denied`.
+    """
     data = Path(config.data)
-    if not data.is_dir():
-        raise UsageError("log.no-data", f"there is no data folder {data}")
-    if is_foreign(data):
-        raise UsageError("log.no-data", f"{data} has folders, and nothing of a bus")
+    try:
+        if not data.is_dir():
+            raise UsageError("log.no-data", f"there is no data folder {data}")
+        if is_foreign(data):
+            raise UsageError("log.no-data", f"{data} has folders, and nothing of a bus")
+    except OSError as error:
+        raise storage_error(error, f"cannot open {data}") from error
     return data
