@@ -2,7 +2,8 @@
 
 Spark starts Python processes for each kind of work: to plan a read, to read, to write, to commit.
 PySpark imports pandas, pyarrow and our modules in each of them, which takes half a second of
-processor time. The processes that are forked from this one have them already.
+processor time. The processes that are forked from this one have them already, and never look at
+them when they collect garbage, as PySpark has them do after each task.
 
 Executors on other machines may have no Polybus: there Spark uses its own parent.
 """
