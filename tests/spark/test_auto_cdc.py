@@ -11,6 +11,7 @@ from engines_kit import check_same
 from pipeline_kit import PipelineFolder, as_json
 from spark_kit import running_bus
 
+from polybus.lake.folders import drop_table
 from polybus.lake.table import open_table, table_names
 
 PYTHON = """
@@ -107,6 +108,8 @@ def test_changes_that_come_late_are_put_where_they_belong(crm: PipelineFolder) -
     assert set(table_names(crm.bus.data)) == {*made, "crm.cities"}
     for name in (*made, "crm.cities"):
         assert check_same(crm.spark, crm.bus.data, name), name
+    drop_table(crm.bus.data, "crm.people.changes")
+    assert "table crm.people.changes was removed" in crm.problem()
 
 
 HEAD = "from pyspark import pipelines as dp\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import logging
@@ -25,6 +26,7 @@ from pyspark.sql.types import StructType
 from spark_kit import eventually
 
 from polybus.spark import internals
+from polybus.spark.source import PolybusDataSource
 
 PACKAGE = ROOT / "src" / "polybus" / "spark"
 VERSION = f"PySpark {pyspark.__version__}"
@@ -136,11 +138,13 @@ def test_python_processes_are_forked_from_a_parent_that_has_imported_our_modules
 
     def parent(rows: Any) -> Any:
         command = Path(f"/proc/{os.getppid()}/cmdline").read_text().replace("\0", " ")
+        found = {"command": command, "frozen": gc.get_freeze_count()}
         for batch in rows:
-            yield pa.RecordBatch.from_pylist([{"command": command}] * batch.num_rows)
+            yield pa.RecordBatch.from_pylist([found] * batch.num_rows)
 
-    (row,) = spark.range(1).mapInArrow(parent, "command string").collect()
+    (row,) = spark.range(1).mapInArrow(parent, "command string, frozen long").collect()
     assert "-m polybus.spark.worker_parent pyspark.worker" in row.command, VERSION
+    assert row.frozen > 10_000, "what was imported costs nothing after each task"
 
 
 def test_a_worker_that_asks_for_filters_has_its_module() -> None:
@@ -329,6 +333,23 @@ def test_a_session_can_be_made_the_active_one(spark: Any) -> None:
 def test_a_python_source_can_be_looked_up(spark: Any) -> None:
     assert internals.knows_source(spark, "polybus"), f"{VERSION}: dataSourceManager"
     assert not internals.knows_source(spark, "nothing")
+
+
+def test_python_sources_can_be_told(spark: Any) -> None:
+    class Told(PolybusDataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "told"
+
+    try:
+        internals.set_python_sources(spark, [PolybusDataSource, Told])
+        session = spark.newSession()
+        assert internals.knows_source(session, "told"), f"{VERSION}: DataSourceManager"
+        assert session.read.format("told").load().columns[0] == "topic"
+    finally:
+        internals.set_python_sources(spark, [PolybusDataSource])
+    assert not internals.knows_source(spark.newSession(), "told")
+    assert internals.knows_source(spark.newSession(), "polybus")
 
 
 def test_the_jvm_has_a_process_id(spark: Any) -> None:

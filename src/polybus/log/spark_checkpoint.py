@@ -74,6 +74,10 @@ class CheckpointFiles:
         """Whether a batch was ever planned."""
         return bool(_batches(self.path / OFFSETS))
 
+    def has_commits(self) -> bool:
+        """Whether a batch was ever finished."""
+        return bool(_batches(self.path / COMMITS))
+
     def unfinished_batch(self) -> int | None:
         """The batch that has a plan and no commit, if there is one."""
         last = max(_batches(self.path / OFFSETS), default=None)

@@ -8,12 +8,13 @@ The file is long because it is the only one. PySpark is not imported before it i
 starts its JVM while PySpark is imported.
 """
 
+import gc
 import importlib
 import json
 import logging
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -133,7 +134,10 @@ _MODULES = {name: module for module, names in _PIPELINES.items() for name in nam
 def run_worker_parent() -> None:
     """Run as the process of `WORKER_PARENT`. The argument names the main module of its forks."""
     importlib.import_module(sys.argv[1])
-    importlib.import_module("pyspark.daemon").manager()
+    daemon = importlib.import_module("pyspark.daemon")
+    # PySpark collects garbage after each task, and so would look at all that was imported: 40 ms.
+    gc.freeze()
+    daemon.manager()
 
 
 def __getattr__(name: str) -> Any:
@@ -200,6 +204,27 @@ def knows_source(spark: Any, name: str) -> bool:
     """Whether a session with a JVM has a Python data source of that name."""
     manager = spark._jsparkSession.sessionState().dataSourceManager()
     return bool(manager.dataSourceExists(name))
+
+
+def set_python_sources(spark: Any, sources: Iterable[Any]) -> None:
+    """Tell a JVM all Python data sources, so that it starts no process to look for them.
+
+    They are known to all of its sessions, as those are that it finds.
+    """
+    from pyspark.serializers import CPickleSerializer
+
+    jvm, context = spark._jvm, spark.sparkContext
+    place: list[Any] = [context.environment, [], context.pythonExec, context.pythonVer, []]
+    sql = jvm.org.apache.spark.sql.execution.datasources
+    known = jvm.java.util.HashMap()
+    for source in sources:
+        # Without an accumulator, which would cost each task a call to this process.
+        pickled = bytearray(CPickleSerializer().dumps(source))
+        function = jvm.SimplePythonFunction(pickled, *place, None)
+        known.put(source.name(), sql.v2.python.UserDefinedPythonDataSource(function))
+    manager = getattr(getattr(sql, "DataSourceManager$"), "MODULE$")
+    found = jvm.scala.Option.apply(jvm.PythonUtils.toScalaMap(known))
+    getattr(manager, "dataSourceBuilders_$eq")(found)
 
 
 def jvm_pid(spark: Any) -> int:
@@ -405,6 +430,9 @@ class ReusedPlan:
         while not node.equals(base):
             nodes.insert(0, node)
             (node,) = _listed(node.children())
+        # Each part of a name is a call of the JVM, so they are looked up once.
+        self._sequence = frame.sparkSession._jvm.PythonUtils.toSeq
+        self._dataset = frame.sparkSession._jvm.org.apache.spark.sql.classic.Dataset
         trees = frame.sparkSession._jvm.org.apache.spark.sql.catalyst
         # Above the batch itself they would keep its rows.
         empty = getattr(getattr(trees.plans.logical, "LocalRelation$"), "MODULE$")
@@ -413,7 +441,7 @@ class ReusedPlan:
         datasets = trees.trees.TreeNodeTag("dataset_id")
         self._nodes: list[Any] = []
         for node in nodes:
-            below = _above(frame.sparkSession, node, below)
+            below = self._above(node, below)
             below.unsetTagValue(datasets)
             self._nodes.append(below)
 
@@ -422,17 +450,15 @@ class ReusedPlan:
         plan = frame._jdf.queryExecution().analyzed()
         if not plan.output().equals(self._columns):
             return None
-        jvm = frame.sparkSession._jvm
         for node in self._nodes:
-            plan = _above(frame.sparkSession, node, plan)
+            plan = self._above(node, plan)
         plan.setAnalyzed()
-        dataset = jvm.org.apache.spark.sql.classic.Dataset
-        return type(frame)(dataset.ofRows(frame._jdf.sparkSession(), plan), frame.sparkSession)
+        done = self._dataset.ofRows(frame._jdf.sparkSession(), plan)
+        return type(frame)(done, frame.sparkSession)
 
-
-def _above(spark: Any, node: Any, plan: Any) -> Any:
-    """The node of a plan with another one below it."""
-    return node.withNewChildren(spark._jvm.PythonUtils.toSeq([plan]))
+    def _above(self, node: Any, plan: Any) -> Any:
+        """The node of a plan with another one below it."""
+        return node.withNewChildren(self._sequence([plan]))
 
 
 def check_streaming_plan(spark: Any, plan: PlanNode) -> None:

@@ -2,7 +2,8 @@
 
 Spark starts Python processes for each kind of work: to plan a read, to read, to write, to commit.
 PySpark imports pandas, pyarrow and our modules in each of them, which takes half a second of
-processor time. Processes that are forked from this one have already imported them.
+processor time. Processes that are forked from this one have already imported them, and skip them
+when they collect garbage, as PySpark has them do after each task.
 
 Executors on other machines may not have Polybus: there Spark uses its own parent.
 """

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import pkgutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from polybus.errors import PolybusError
 from polybus.spark import shipping
-from polybus.spark.internals import CHECKPOINT_FILES, WORKER_PARENT, is_connect
+from polybus.spark.internals import (
+    CHECKPOINT_FILES,
+    WORKER_PARENT,
+    is_connect,
+    java_errors,
+    set_python_sources,
+)
 from polybus.spark.session.connect import QUERY_SETTINGS, equip, register_source
 from polybus.spark.session.gateway import Jvm
 
@@ -86,9 +94,17 @@ def session(
     else:
         chosen = settings(master, app) | dict(conf or {})
         python = chosen.get("spark.pyspark.python", os.environ["PYSPARK_PYTHON"])
-        if is_local(master) and python == sys.executable:
+        is_ours = is_local(master) and python == sys.executable
+        if is_ours:
             chosen.setdefault(WORKER_PARENT, "polybus.spark.worker_parent")
+        is_first = not _jvms
         spark = _embedded(chosen, memory, data)
+        if is_ours and is_first and _jvms and not _has_other_sources():
+            from polybus.spark.source import PolybusDataSource
+
+            # If this Spark does it otherwise, it looks for them as ever.
+            with contextlib.suppress(java_errors()):
+                set_python_sources(spark, [PolybusDataSource])
         if not is_local(master):
             spark.sparkContext.addPyFile(str(shipping.package()))
             register_source(spark)
@@ -176,6 +192,12 @@ def _embedded(chosen: dict[str, str], memory: str, data: Path | None) -> SparkSe
     except BaseException:
         _jvms.remove(jvm)
         raise
+
+
+def _has_other_sources() -> bool:
+    """Whether there are modules besides ours that Spark would look for and register."""
+    found = {one.name for one in pkgutil.iter_modules([*sys.path, os.getcwd()])}
+    return any(name.startswith("pyspark_") for name in found - {"pyspark_polybus"})
 
 
 def _has_session() -> bool:

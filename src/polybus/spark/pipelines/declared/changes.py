@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from polybus.errors import StorageError
-from polybus.lake.dimension import CHANGES
+from polybus.lake.dimension import CHANGES, Dimension
 from polybus.log import checked_json
 from polybus.log.disk import Disk, replace_file
 from polybus.spark.checkpoint import Checkpoint
@@ -152,6 +152,8 @@ class Changes:
                     f"flow {query.name} cannot continue from its checkpoint: {'; '.join(changes)}"
                 )
                 found = f"{text}. Undo the change, or {self._start_over_hint(query)}"
+            else:
+                found = self._dropped(query)
             if found is not None:
                 raise PipelineError("pipeline.changed", found, **place_of(query))
 
@@ -182,6 +184,23 @@ class Changes:
             f"table {table.name} has {table.rows} rows, but the checkpoint of flow {query.name} "
             f"is missing ({self._checkpoints / query.name}): the flow would write them again. "
             f"Restore the checkpoint, or start over with --reset {query.name}"
+        )
+
+    def _dropped(self, query: Query) -> str | None:
+        """A flow that has stored batches, whose table is gone: a new one would lack their rows."""
+        checkpoint = Checkpoint(self._checkpoints / query.name)
+        if not self._fills_table(query) or not checkpoint.has_commits():
+            return None
+        table = self._names.table(query.target)
+        tables = [table]
+        if query.target in self._pipeline.rules:
+            tables.append(Dimension(table, ()).changes)
+        gone = [one.name for one in tables if not one.exists]
+        if not gone:
+            return None
+        return (
+            f"table {' and '.join(gone)} was removed, and flow {query.name} would continue after "
+            f"the rows that it had: {self._start_over_hint(query)}"
         )
 
     def _start_over_hint(self, query: Query) -> str:
