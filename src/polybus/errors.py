@@ -46,7 +46,7 @@ class PeerError(PolybusError):
     """A peer broke its protocol.
 
     After a `final` error the stream cannot be decoded any further and the connection is closed.
-    After any other error reading continues behind the offending message.
+    After any other error reading continues after the offending message.
     """
 
     def __init__(self, code: str, text: str, *, final: bool = True) -> None:
