@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,39 @@ def test_messages_that_are_read_in_pieces_are_fetched_once(
     assert log.read_recent("t", 0) is None
     assert values_from(log, "t", 0, bytes_max=5_000) == [b"t-%d" % n for n in range(10000)]
     assert len(fetched) <= 2
+
+
+def test_whoever_reads_on_has_the_next_fetch_begun_and_one_that_failed_is_repeated(
+    open_kafka: OpenKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[int] = []
+    failing: list[int] = []
+
+    async def one_record_batch(link: Any, one: Any, offset: int, stop: int, *_: Any) -> Any:
+        fetched.append(offset)
+        if offset in failing:
+            failing.remove(offset)
+            raise StorageError("log.unreachable", "the leader is gone")
+        found = await fetch_at(link, one, offset, stop, 1)
+        return found[:1]
+
+    monkeypatch.setattr("polybus.log.kafka.log.fetch_at", one_record_batch)
+    log = open_kafka(recent_bytes_max=1000)
+    log.create_topics({"t": TopicSettings(), "u": TopicSettings()})
+    for first in range(0, 400, 100):
+        log.append(numbered("t", first, 100))
+        log.sync()
+    log.append(numbered("u", 0, 100))
+    log.sync()
+    read = partial(log.read, "t", bytes_max=300)
+    (piece,) = read(0)
+    assert fetched == [0], "a reader of one piece fetches no more"
+    read(piece.last_offset + 1)
+    until(lambda: fetched == [0, 100])
+    failing.append(200)
+    assert values_from(log, "t", 0, bytes_max=300) == [b"t-%d" % n for n in range(400)]
+    assert failing == [] and fetched.count(200) == 2
+    assert log.read("t", 400) == []
 
 
 @pytest.mark.parametrize("step", ["created", "deleted"])

@@ -5,12 +5,15 @@ nodes       receipts and their latency through nodes, beside a JetStream cluster
 kafka       what confluent-kafka's own producer and consumer do with the same brokers
 jetstream   a NATS JetStream cluster of three, as one process
 
-The brokers start once. Each run has new nodes, and topics of its own by a prefix of their names.
-Brokers, nodes and the generator share the processors of this machine.
+The brokers start once, and first have some seconds of load that is not measured: until Java has
+compiled them they are several times slower than they stay. Each run has new nodes, and topics of
+its own by a prefix of their names. Brokers, nodes and the generator share the processors of this
+machine.
 """
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from polybus.bench import BenchError
@@ -22,6 +25,10 @@ from polybus.testing.kafka import KafkaBrokers
 
 MESSAGES = 2_000_000
 QUICK_MESSAGES = 200_000
+WARM_UP_RUNS = 8
+"""The load before the measurement is as long as this number of runs."""
+WARM_UP_NODES = 3
+"""As many topics have a leader on each of three brokers."""
 
 
 def run_cluster_bench(
@@ -35,6 +42,9 @@ def run_cluster_bench(
         try:
             tell("starting three Kafka brokers")
             brokers.start()
+            tell("warming the brokers up")
+            long = replace(bench, run_s=bench.run_s * WARM_UP_RUNS)
+            nodes.rate_of_nodes(long, brokers, WARM_UP_NODES)
             return [
                 *nodes.measure_receipts(bench, brokers, tell),
                 *kafka.measure_reading(bench, brokers, messages, tell),
@@ -48,4 +58,4 @@ def run_cluster_bench(
 
 def run_count(rounds: int) -> int:
     """How many runs `run_cluster_bench` reports."""
-    return 1 + nodes.run_count(rounds) + kafka.run_count(rounds)
+    return 2 + nodes.run_count(rounds) + kafka.run_count(rounds)

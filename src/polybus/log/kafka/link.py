@@ -126,7 +126,7 @@ class KafkaLink:
         Raises StorageError: `log.unreachable` if it takes too long; `log.closed` if the link was
         stopped.
         """
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        future = self.begin(work)
         try:
             return future.result(timeout_s)
         except concurrent.futures.CancelledError as error:
@@ -135,6 +135,14 @@ class KafkaLink:
             future.cancel()
             text = f"Kafka did not answer within {timeout_s:.0f} s; the next call may succeed"
             raise StorageError("log.unreachable", text) from error
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Start a coroutine. Raises StorageError `log.closed`."""
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self.loop)
+        except RuntimeError as error:
+            work.close()
+            raise StorageError("log.closed", "the log is closed") from error
 
     def soon(self, callback: Callable[..., object], *arguments: object) -> None:
         with contextlib.suppress(RuntimeError):

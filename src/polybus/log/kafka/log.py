@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -47,7 +48,7 @@ from polybus.log.kafka.link import (
     KafkaLink,
 )
 from polybus.log.kafka.producing import Producing, ProducingCallbacks, QueuedBatch, TopicQueue
-from polybus.log.kafka.recent import KafkaTopic, ReadAhead, RecentMessages
+from polybus.log.kafka.recent import KafkaTopic, ReadAhead, RecentMessages, up_to
 from polybus.log.kafka.registry import KafkaOptions, KafkaTopics, topic_exists
 from polybus.log.kafka.transacting import KafkaTransaction
 from polybus.log.layout import DataLock
@@ -95,7 +96,7 @@ class KafkaLog:
         self._waits = options.waits
         self._callbacks = callbacks or LogCallbacks()
         self._recent = RecentMessages(bytes_max=options.recent_bytes_max)
-        self._ahead = ReadAhead()
+        self._ahead = ReadAhead(self._begin_fetch)
         self._changed = threading.Condition()
         self._frozen: dict[str, StorageError] = {}
         self._failing: dict[str, StorageError] = {}
@@ -418,7 +419,10 @@ class KafkaLog:
         recent = self._recent.since(found, offset)
         if recent is not None:
             return limited(recent, bytes_max=bytes_max)
-        visible = self._ahead.take(found, offset) or self._fetched(found, offset, start, stop)
+        refuse_on_loop()
+        visible = self._ahead.take(found, offset, stop)
+        if visible is None:
+            visible = self._fetched(found, offset, start, stop)
         piece = limited(visible, bytes_max=bytes_max)
         if piece:
             self._ahead.keep(found, visible, piece[-1].last_offset + 1)
@@ -427,14 +431,12 @@ class KafkaLog:
     def _fetched(self, topic: KafkaTopic, offset: int, start: int, stop: int) -> list[Batch]:
         """The messages that the leader has from an offset on, up to `stop`."""
         try:
-            batches = self.run(fetch_at(self.link, topic, offset, stop, READ_BYTES))
+            return up_to(self.run(fetch_at(self.link, topic, offset, stop, READ_BYTES)), stop)
         except LookupError:
             raise _offset_unknown(offset, start, stop) from None
-        return [
-            batch.slice(0, min(len(batch), stop - batch.first_offset))
-            for batch in batches
-            if batch.first_offset < stop
-        ]
+
+    def _begin_fetch(self, topic: KafkaTopic, offset: int) -> Future[list[Batch]]:
+        return self.link.begin(fetch_at(self.link, topic, offset, topic.stop, READ_BYTES))
 
     def read_recent(self, topic: str, offset: int) -> list[Batch] | None:
         found = self.topic(topic)

@@ -5,24 +5,31 @@ hold more than the limit, the oldest batches are removed first.
 
 A reader of old messages gets them in pieces, and a fetch brings whole RecordBatches, which may be
 many pieces. The rest after a piece is kept for the next one, so that no RecordBatch is fetched
-twice.
+twice, and the next fetch begins before it is requested (read-ahead).
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 
 from polybus.batch import Batch
+from polybus.errors import StorageError
 from polybus.log.columns import copy_of, weight_of
 from polybus.log.kafka.fetch_session import Followed
 from polybus.log.kafka.following import from_offset
+from polybus.log.kafka.link import ANSWER_TIMEOUT_S
 from polybus.log.kafka.producing import TopicQueue
 from polybus.log.kafka.registry import TopicRecord
 
-READERS_MAX = 16
-"""For how many readers the rest of a fetch is kept."""
+KEPT_MAX = 32
+"""Fetches that are kept: for each reader the rest of one, and the next."""
+
+ReadFrom = tuple[str, int, int]
+"""A topic's name in Kafka, its epoch, and an offset."""
 
 
 class KafkaTopic(Followed):
@@ -90,22 +97,60 @@ class RecentMessages:
 
 
 class ReadAhead:
-    """Messages that fetches brought beyond the requested pieces, by their first offset."""
+    """Messages that fetches brought beyond the requested pieces, by their first offset.
 
-    def __init__(self) -> None:
-        self._left: OrderedDict[tuple[str, int, int], list[Batch]] = OrderedDict()
+    A reader that takes some will continue, so the fetch of the next messages begins at once: while
+    the bus delivers the pieces of one fetch, the brokers work on the next.
+    """
+
+    def __init__(self, begin: Callable[[KafkaTopic, int], Future[list[Batch]]]) -> None:
+        """`begin` starts a fetch of the messages of a topic from an offset on."""
+        self._begin = begin
+        self._left: OrderedDict[ReadFrom, list[Batch] | Future[list[Batch]]] = OrderedDict()
         # Held for as long as it takes to look up a key.
         self._lock = threading.Lock()
 
-    def take(self, topic: KafkaTopic, offset: int) -> list[Batch] | None:
+    def take(self, topic: KafkaTopic, offset: int, stop: int) -> list[Batch] | None:
+        """The messages from the offset on, up to `stop`; None if not fetched yet. May block."""
         with self._lock:
-            return self._left.pop((topic.name, topic.epoch, offset), None)
+            found = self._left.pop((topic.name, topic.epoch, offset), None)
+        if isinstance(found, Future):
+            try:
+                found = up_to(found.result(ANSWER_TIMEOUT_S), stop)
+            except (LookupError, StorageError, CancelledError, TimeoutError):
+                # The reader fetches it again, and gets the error if it persists.
+                return None
+        if not found:
+            return None
+        behind = found[-1].last_offset + 1
+        if behind < stop:
+            with suppress(StorageError):
+                self._keep(topic, behind, lambda: self._begin(topic, behind))
+        return found
 
     def keep(self, topic: KafkaTopic, batches: Sequence[Batch], offset: int) -> None:
         """Keep the messages from the offset on, if there are any."""
         left = from_offset(list(batches), offset, topic.epoch)
         if left:
-            with self._lock:
-                self._left[topic.name, topic.epoch, offset] = left
-                while len(self._left) > READERS_MAX:
-                    self._left.popitem(last=False)
+            self._keep(topic, offset, lambda: left)
+
+    def _keep(
+        self, topic: KafkaTopic, offset: int, made: Callable[[], list[Batch] | Future[list[Batch]]]
+    ) -> None:
+        key = topic.name, topic.epoch, offset
+        with self._lock:
+            if key not in self._left:
+                self._left[key] = made()
+            while len(self._left) > KEPT_MAX:
+                _, oldest = self._left.popitem(last=False)
+                if isinstance(oldest, Future):
+                    oldest.cancel()
+
+
+def up_to(batches: Sequence[Batch], stop: int) -> list[Batch]:
+    """Batches without messages at or after `stop`."""
+    return [
+        batch.slice(0, min(len(batch), stop - batch.first_offset))
+        for batch in batches
+        if batch.first_offset < stop
+    ]
