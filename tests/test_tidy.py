@@ -158,6 +158,13 @@ UNIDIOMATIC = {
     r"(un)?harm(s|ed|ing)": "corrupts, damages",
     r"nurser(y|ies)|zygotes?": "fork server, process that forks",
     r"good for nothing": "useless",
+    r"hand(s|ed|ing)? on": "passes on",
+    r"(is|are) there already|already there": "already exists",
+    r"so long": "as long, for this time",
+    r"has still to": "has yet to",
+    r"held against": "checked against, compared with",
+    r"behind (the last|its padding|what)": "after",
+    r"broke its protocol": "violated its protocol",
     r"(is|was|are|were) (still )?ending": "is stopping",
     r"than it may": "than allowed",
 }

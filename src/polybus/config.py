@@ -166,7 +166,8 @@ class Limits(Settings, frozen=True):
     account_topics_max: int = 10_000
     """Topics of one account."""
     account_bytes_max: int = 1 << 40
-    """Size of the messages and blobs of one account; beyond it nobody publishes to its topics."""
+    """Size of the messages and blobs of one account; beyond it publishes to its topics are refused.
+    """
     account_messages_per_s_max: int = 100_000_000
     """Messages that one account publishes per second."""
     account_bytes_per_s_max: int = 100 << 30
@@ -227,8 +228,9 @@ class Journal(Settings, frozen=True):
     commit_bytes: int = 1 << 20
     """A commit is written as soon as this much is queued."""
     commit_delay_ms: float = 5.0
-    """How long queued messages wait for more if nobody waits for a receipt; a quarter longer if no
-    further message follows."""
+    """How long queued messages wait for more if no publisher waits for a receipt; a quarter longer
+    if no further message follows.
+    """
     fsync_interval_ms: float = 50.0
     """Time between fsyncs with `durability = "interval"`."""
     handover_interval_s: float = 30.0
@@ -258,7 +260,7 @@ class Msgstream(Settings, frozen=True):
 
 
 class Mask(Settings, frozen=True):
-    """What the HTTP API hides of messages from everybody but administrators."""
+    """Parts of messages that the HTTP API hides from all except administrators."""
 
     topics: str
     """A topic, or a pattern with `*`."""
@@ -299,7 +301,7 @@ class Otlp(Settings, frozen=True):
 
 
 class Queries(Settings, frozen=True):
-    """SQL and searches over HTTP, which run in processes of their own."""
+    """SQL and searches over HTTP, which run in separate processes."""
 
     workers_max: int = 3
     """Concurrent query processes; each runs one query. They start on demand."""
@@ -317,8 +319,8 @@ class AccountSettings(Settings, frozen=True):
     """Who may use the bus without an account, and who may create one."""
 
     default: Literal["loopback", "off", "open"] = "loopback"
-    """Who may use the default account without a login: clients on this machine, nobody, or
-    everybody. A bus with `open` that listens beyond loopback needs `--insecure`.
+    """Who may use the default account without a login: clients on this machine, no one, or
+    everyone. A bus with `open` that listens beyond loopback needs `--insecure`.
     """
     signup: bool = False
     """Whether anybody may create an account over HTTP."""

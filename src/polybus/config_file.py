@@ -261,7 +261,7 @@ def _read_topics(topic_file: str, base: Path) -> list[Any]:
 
 
 def _read_schemas(topics: Any, base: Path) -> None:
-    """Put the columns of the files that topics name in the place of their schemas."""
+    """Replace `schema-file` of topics by the columns in these files."""
     for topic in topics if isinstance(topics, list) else []:
         file = topic.get("schema-file") if isinstance(topic, dict) else None
         if not isinstance(file, str):

@@ -1,7 +1,7 @@
 """The error tree.
 
     PolybusError(code, text)
-    ├── PeerError      a peer broke its protocol      → answered with an error of that protocol
+    ├── PeerError      a peer violated its protocol   → answered with an error of that protocol
     ├── UsageError     the request is not possible    → fix the call; never retried
     ├── StorageError   the disk failed or is damaged  → no more receipts; health goes red
     ├── BusyError      too much load (retry_after_s)  → the edge pauses reading; clients back off
@@ -43,10 +43,10 @@ class PolybusError(Exception):
 
 
 class PeerError(PolybusError):
-    """A peer broke its protocol.
+    """A peer violated its protocol.
 
     After a `final` error the stream cannot be decoded any further and the connection is closed.
-    After any other error reading continues behind the offending message.
+    After any other error reading continues after the offending message.
     """
 
     def __init__(self, code: str, text: str, *, final: bool = True) -> None:

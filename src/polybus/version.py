@@ -1,3 +1,3 @@
-"""The version of the package, in a module of its own so that every layer may import it."""
+"""The version of the package, in a separate module so that every layer may import it."""
 
 __version__ = "0.1.0"

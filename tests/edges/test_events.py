@@ -83,7 +83,7 @@ async def test_events_can_be_turned_off() -> None:
 
 async def test_a_subscriber_that_was_too_slow_is_told() -> None:
     async with http_bus("news") as http:
-        http.node.bad_peers.note("10.0.0.1:5", "goms", "outbox.full", "too slow")
+        http.node.bad_peers.record("10.0.0.1:5", "goms", "outbox.full", "too slow")
         (slow,) = await until_told(http, "subscriber-slow")
         assert (slow["peer"], slow["protocol"], slow["code"]) == (
             "10.0.0.1:5",

@@ -142,7 +142,7 @@ def test_log_lines_about_bad_peers_are_few_and_all_are_counted(
     for second in range(3):
         clock.now_s = second
         for _ in range(1000):
-            bad_peers.note("peer", "goms", "goms.000001", "text")
+            bad_peers.record("peer", "goms", "goms.000001", "text")
     assert bad_peers.counts["goms.000001"] == 3000
     assert len(caplog.records) <= 30
     assert "991 more lines" in caplog.text

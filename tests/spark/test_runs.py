@@ -18,7 +18,7 @@ def flow(batch: int | None, state: str = "running") -> dict[str, Any]:
 def test_each_batch_is_kept_once_and_the_next_run_continues_the_list(tmp_path: Path) -> None:
     runs = BatchRuns(tmp_path)
     for batch in (None, 0, 0, 1, 4):
-        runs.note([flow(batch)], "now")
+        runs.update([flow(batch)], "now")
     assert [(one["batch"], one["rows"], one["ms"]) for one in runs.all()] == [
         (0, 2, 30),
         (1, 2, 30),
@@ -26,7 +26,7 @@ def test_each_batch_is_kept_once_and_the_next_run_continues_the_list(tmp_path: P
     ]
     next_run = BatchRuns(tmp_path, runs.all())
     for batch in range(5, 5 + RUNS_MAX):
-        next_run.note([flow(batch)], "later")
+        next_run.update([flow(batch)], "later")
     assert [one["batch"] for one in next_run.all()] == list(range(5, 5 + RUNS_MAX))
 
 
@@ -36,15 +36,15 @@ def test_a_batch_runs_from_its_plan_to_its_commit(tmp_path: Path) -> None:
         (folder / name).mkdir(parents=True)
         (folder / name / "0").touch()
     runs, idle, busy, failed = BatchRuns(tmp_path), flow(0), flow(0), flow(0, "failed")
-    runs.note([idle], "now")
+    runs.update([idle], "now")
     (folder / "offsets" / "1").touch()
-    runs.note([busy, failed], "now")
+    runs.update([busy, failed], "now")
     assert "running_batch" not in idle and "running_batch" not in failed
     assert busy["running_batch"] == 1 and busy["running_s"] >= 0
     # It begins again with a run, whenever an earlier one has planned it.
     os.utime(folder / "offsets" / "1", (0, 0))
-    runs.note([busy], "now")
+    runs.update([busy], "now")
     assert busy["running_s"] < 60
     (folder / "commits" / "1").touch()
-    runs.note([idle], "now")
+    runs.update([idle], "now")
     assert "running_batch" not in idle

@@ -76,7 +76,7 @@ def test_late_answers_count_if_they_cannot_be_the_machines(took_s: list[float], 
     findings = Findings()
     lateness = Lateness(findings)
     for one in took_s:
-        lateness.note(one)
+        lateness.record(one)
     assert findings.broken["errors"] == times
 
 

@@ -140,7 +140,7 @@ def _await_ready(process: subprocess.Popen[bytes], port: int, output: Path) -> R
 
 
 def bus(title: str, **settings: Any) -> BenchBroker:
-    """A bus with these settings, in a folder `data` of its own folder."""
+    """A bus with these settings, with its data in the subfolder `data`."""
     connectors = [{"protocol": "tcp", "ip": HOST, "port": 0}]
     config = {"topics": "{topics}", "connectors": connectors, **settings}
     arguments = "-m polybus.cli serve --config {config} --data {folder}/data --port {port}"

@@ -306,7 +306,7 @@ class Bus:
         Raises:
             StorageError: `log.frozen`, a topic was found to be damaged just now.
         """
-        # Without another look at the quota: subscribers have these batches.
+        # Without checking the quota again: subscribers have these batches.
         quota = publisher.access.quota
         return self._append_all(batches, topics, publisher.receipt, quota=quota, is_taken=True)
 

@@ -151,7 +151,7 @@ def _watch(stop: threading.Event, kafka: KafkaBrokers, running: dict[str, "NodeP
 
 
 class NodeProcess:
-    """One node of the cluster as a process of its own."""
+    """One node of the cluster, in a separate process."""
 
     def __init__(self, number: int, data: Path, log: str, brokers: int) -> None:
         self._number = number

@@ -49,7 +49,7 @@ def check(config_path: str | None, as_json: bool) -> None:
 def open_risks(config: Config) -> Iterator[str]:
     """What users other than the owner of the bus can do, with the key that permits it."""
     who = {
-        "open": "everybody who can reach the bus is the default account (accounts.default = open)",
+        "open": "anyone who can reach the bus is the default account (accounts.default = open)",
         "loopback": "every program on this machine is the default account "
         "(accounts.default = loopback)",
         "off": "",
@@ -65,7 +65,7 @@ def open_risks(config: Config) -> Iterator[str]:
         elif one.tls is None or not one.tls.required:
             yield f"{where} and takes plain connections (tls.required)"
     if config.accounts.signup:
-        yield "everybody who can reach the bus can create an account (accounts.signup)"
+        yield "anyone who can reach the bus can create an account (accounts.signup)"
     if "*" in config.http.cors_origins:
         yield "every web page may call the API in its visitors' browsers (http.cors-origins)"
 

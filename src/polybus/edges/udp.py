@@ -121,7 +121,7 @@ class UdpEdge(asyncio.DatagramProtocol):
             share = max(1, self._limits.udp_peers_max // SOURCE_SHARE)
             is_crowded = source and self._by_source[source] >= share
             if is_crowded or len(self._peers) >= self._limits.udp_peers_max:
-                self.edge.bad_peers.note(
+                self.edge.bad_peers.record(
                     addr[0], "goms", "udp.too-many", "too many addresses (udp-peers-max)"
                 )
                 return

@@ -313,7 +313,7 @@ class LakeTable:
                 try:
                     delta.publish(self.path, after.version, actions, self.disk)
                 except FileExistsError:
-                    continue  # Another writer was faster: look at what it did.
+                    continue  # Another writer was faster: read its changes.
                 # Known without asking delta-rs, which costs more than the commit.
                 self._state = after
                 if change.batch is not None:

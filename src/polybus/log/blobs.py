@@ -1,4 +1,4 @@
-"""Blobs: payloads that are too large for a row of the log, each in a folder of its own.
+"""Blobs: payloads that are too large for a row of the log, each in its own folder.
 
     accounts/<account>/blobs/<sha256>/content             the payload
                                       sums                XXH3 of each block of it

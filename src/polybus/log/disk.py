@@ -224,7 +224,7 @@ def replace_file(
 
 
 def write_together(folder: Path, contents: Mapping[Path, bytes], disk: Disk) -> None:
-    """Write new files durably, each into a new folder of its own below `folder`.
+    """Write new files durably, each into its own new folder below `folder`.
 
     A crash may leave any part of them. Many files cost hardly more than one.
     """

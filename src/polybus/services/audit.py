@@ -37,10 +37,10 @@ class AuditLog:
 
         Raises StorageError.
         """
-        ticket = self.note(who, action, target, detail)
+        ticket = self.append(who, action, target, detail)
         await self._context.durability.wait(ticket)
 
-    def note(
+    def append(
         self, who: tuple[str, str], action: str, target: str, detail: Mapping[str, Any]
     ) -> int:
         """Record a change without waiting; return its ticket. Raises StorageError."""

@@ -36,7 +36,7 @@ class BadPeers:
         """Count errors that need no log line."""
         self.counts[code] += events
 
-    def note(
+    def record(
         self, peer: str, protocol: str, code: str, text: str, account: str = names.ACCOUNT
     ) -> None:
         """Count an error of a peer of this account, and log it."""

@@ -168,7 +168,7 @@ class Redrives:
         redrive.ended = iso_time(self._context.clock_us())
         detail = {"published": redrive.published, "state": redrive.state, "error": redrive.error}
         with contextlib.suppress(PolybusError):
-            self._audit.note(who, "replay-end", redrive.id, detail)
+            self._audit.append(who, "replay-end", redrive.id, detail)
 
     async def _replay(self, redrive: Redrive, run: RedriveRun, before: int) -> None:
         command = [sys.executable, "-m", "polybus.cli", "replay", "--json", f"--data={self._data}"]

@@ -23,7 +23,7 @@ def system_settings(system: System) -> TopicSettings:
 
 
 class Services(AccountWatcher):
-    """Sessions, consumers and transactions over one state.db; blobs in files of their own."""
+    """Sessions, consumers and transactions over one state.db; blobs in separate files."""
 
     def __init__(self, context: Context, accounts: Accounts) -> None:
         self._context = context

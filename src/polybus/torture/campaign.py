@@ -1,4 +1,4 @@
-"""A campaign: rounds of faults, each with a folder and a seed of its own, and their findings.
+"""A campaign: rounds of faults, each with its own folder and seed, and their findings.
 
 A round depends on nothing but its seed and its number, so it can be run again alone, and rounds
 run at the same time. The seed decides its plan: what is done, in which order and after which wait.

@@ -16,6 +16,6 @@ def split(chance: random.Random) -> random.Random:
 def ranked(options: Iterable[str], salt: int) -> list[str]:
     """The options in an order that `salt` decides, each first with the same chance.
 
-    Whether one option is there changes nothing for the order of the others.
+    The presence of an option does not change the order of the others.
     """
     return sorted(options, key=lambda option: random.Random(f"{salt} {option}").random())

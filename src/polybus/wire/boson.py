@@ -172,7 +172,7 @@ class Parts:
             self._spans.extend((self._handed_bytes, self._handed_bytes + size))
             self._handed_bytes += size
 
-    def note(self, headers: Headers | None) -> None:
+    def keep_last_headers(self, headers: Headers | None) -> None:
         """Keep the headers of the last part, if it is a message whose bytes were passed on."""
         if headers:
             self._parts_bytes += _cost_bytes(headers)
@@ -435,7 +435,7 @@ class BosonCodec:
         assert large is not None
         sequence, part_number = parts.flag, parts.count_so_far
         if sequence == SPLIT:
-            parts.note(headers)
+            parts.keep_last_headers(headers)
         else:
             for name, value in headers.items() if headers else ():
                 large.headers.setdefault(name, value)

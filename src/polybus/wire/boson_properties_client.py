@@ -61,7 +61,7 @@ class BosonPropertiesClientCodec:
         events: list[Reply] = []
         try:
             for buffer, offsets, _ in self._framer.feed(data):
-                assert offsets is not None, "only a server's codec hands on pieces"
+                assert offsets is not None, "only a server's codec passes on pieces"
                 try:
                     message = decode(buffer, offsets)
                     self._take(_event(buffer, message), buffer, message, events)

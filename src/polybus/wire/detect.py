@@ -57,7 +57,7 @@ def detect(head: Buffer, speaks: Sequence[str], message_bytes_max: int) -> str |
             return None
     if list(speaks) == ["goms"]:
         # A web page can make its visitor's browser send HTTP here. goMS skips lines that it does
-        # not understand, and would take the body for lines of its own.
+        # not understand, and would take the body for goMS lines.
         is_http = _is_http(head, speaks, message_bytes_max)
         return None if is_http is None else UNKNOWN if is_http else "goms"
     if len(speaks) == 1:

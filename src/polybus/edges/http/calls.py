@@ -426,7 +426,7 @@ def performer(state: HttpState, operation: Operation) -> Callable[[Request], Awa
             return Response(status_code=400)
         except PolybusError as error:
             if not isinstance(error, UsageError) or error.code in NOTED:
-                state.bad_peers.note(call.client or "unknown", "http", error.code, error.text)
+                state.bad_peers.record(call.client or "unknown", "http", error.code, error.text)
             return problem_of(error)
         except OSError as error:
             return problem_of(storage_error(error, str(error.filename or state.context.data)))

@@ -246,7 +246,7 @@ class HttpProtocol(HttpToolsProtocol, UpperLayer):
 
     def send_400_response(self, msg: str) -> None:
         status, code, text = self.refusal
-        self._bad_peers.note(self._connection.name, "http", code, text)
+        self._bad_peers.record(self._connection.name, "http", code, text)
         self.refuse(status, code, text)
 
     def refuse(self, status: int, code: str, text: str) -> None:

@@ -123,11 +123,11 @@ class BosonPropertiesTranslator(BosonTranslator):
             return
         self._refusal = (error.code, error.text)
         # Each message that waits for a receipt gets its own error.
-        self.note(error.code, error.text)
+        self.record_error(error.code, error.text)
         self.reply(refusals)
 
     def bad_publish(self, error: PeerError, receipt_id: bytes) -> None:
-        self.note(error.code, error.text)
+        self.record_error(error.code, error.text)
         self.deny_receipt(receipt_id, error.code, error.text)
         if error.final:
             self.peer.close()

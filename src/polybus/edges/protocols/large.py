@@ -70,7 +70,7 @@ class LargeMessages(Subscriber):
     def bad(self, error: PeerError) -> None:
         raise NotImplementedError
 
-    def note(self, code: str, text: str) -> None:
+    def record_error(self, code: str, text: str) -> None:
         raise NotImplementedError
 
     def send_error(self, code: str, text: str) -> None:
@@ -180,7 +180,7 @@ class LargeMessages(Subscriber):
         try:
             await self.peer.stream_out(pieces())
         except PolybusError as error:
-            self.note(error.code, error.text)
+            self.record_error(error.code, error.text)
             self._note_missed(batch, error.code)
             if has_begun:
                 # Half a message cannot be revoked.

@@ -450,13 +450,13 @@ class Translator(LargeMessages):
             self.peer.close()
 
     def complain(self, code: str, text: str) -> None:
-        self.note(code, text)
+        self.record_error(code, text)
         self.send_error(code, text)
 
-    def note(self, code: str, text: str) -> None:
+    def record_error(self, code: str, text: str) -> None:
         """Count and log an error of the peer."""
         account = self.access.account
-        self.edge.bad_peers.note(self.peer.name, self.protocol, code, text, account)
+        self.edge.bad_peers.record(self.peer.name, self.protocol, code, text, account)
 
 
 class PlainTranslator(Translator):

@@ -294,7 +294,7 @@ class Connection(Stream):
         """Close a connection whose protocol its connector does not speak."""
         speaks = ", ".join(self._connector.protocols)
         text = f"first bytes are {found}; this connector speaks {speaks}"
-        self.tcp.edge.bad_peers.note(self.name, "unknown", "detect.unknown", text)
+        self.tcp.edge.bad_peers.record(self.name, "unknown", "detect.unknown", text)
         self.close()
 
     def _count_unfinished(self, unfinished: int, *, completed: bool = False) -> None:
@@ -306,7 +306,7 @@ class Connection(Stream):
         if self.translator is not None:
             self.translator.bad(error)
         else:
-            self.tcp.edge.bad_peers.note(self.name, "unknown", error.code, error.text)
+            self.tcp.edge.bad_peers.record(self.name, "unknown", error.code, error.text)
         self.close()
 
     @property
@@ -347,7 +347,7 @@ class Connection(Stream):
             self.translator.lost(lost)
             return
         text = "you read too slowly and your outbox is full (outbox-bytes-max)"
-        self.translator.note("outbox.full", text)
+        self.translator.record_error("outbox.full", text)
         self.translator.note_undelivered(lost, "outbox.full")
         self.outbox.reopen()
         self.translator.send_error("outbox.full", text)

@@ -188,7 +188,7 @@ class TcpContext:
         is_full = len(self.connections) >= limit and not connection.is_admin
         if self._is_stopping or is_full:
             text = f"there are {limit} connections (connections-max, or the limit of open files)"
-            self.edge.bad_peers.note(connection.name, "unknown", "connections.too-many", text)
+            self.edge.bad_peers.record(connection.name, "unknown", "connections.too-many", text)
             return False
         self.connections.add(connection)
         self.assembly.connected(connection)

@@ -5,7 +5,7 @@ hold more than the limit, the oldest batches are removed first.
 
 A reader of old messages gets them in pieces, and a fetch brings whole RecordBatches, which may be
 many pieces. The rest after a piece is kept for the next one, so that no RecordBatch is fetched
-twice, and the next fetch begins early.
+twice, and the next fetch begins before it is requested (read-ahead).
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class RecentMessages:
 class ReadAhead:
     """Messages that fetches brought beyond the requested pieces, by their first offset.
 
-    A reader that takes some of them reads on, so the next fetch begins at once: while the bus
-    delivers the pieces of one fetch, the brokers work on the next.
+    A reader that takes some will continue, so the fetch of the next messages begins at once: while
+    the bus delivers the pieces of one fetch, the brokers work on the next.
     """
 
     def __init__(self, begin: Callable[[KafkaTopic, int], Future[list[Batch]]]) -> None:
@@ -111,14 +111,14 @@ class ReadAhead:
         self._lock = threading.Lock()
 
     def take(self, topic: KafkaTopic, offset: int, stop: int) -> list[Batch] | None:
-        """Messages from the offset on, up to `stop`; None if they must be fetched. May block."""
+        """The messages from the offset on, up to `stop`; None if not fetched yet. May block."""
         with self._lock:
             found = self._left.pop((topic.name, topic.epoch, offset), None)
         if isinstance(found, Future):
             try:
                 found = up_to(found.result(ANSWER_TIMEOUT_S), stop)
             except (LookupError, StorageError, CancelledError, TimeoutError):
-                # The reader fetches again, and gets the error if it persists.
+                # The reader fetches it again, and gets the error if it persists.
                 return None
         if not found:
             return None
@@ -148,7 +148,7 @@ class ReadAhead:
 
 
 def up_to(batches: Sequence[Batch], stop: int) -> list[Batch]:
-    """Batches without what is at `stop` or behind it."""
+    """Batches without messages at or after `stop`."""
     return [
         batch.slice(0, min(len(batch), stop - batch.first_offset))
         for batch in batches

@@ -65,7 +65,7 @@ class _CachedFile(Generic[T]):
 
 class _TopicFiles(NamedTuple):
     folder: Path
-    note: _CachedFile[TopicMetadata]
+    topic_json: _CachedFile[TopicMetadata]
     manifest: _CachedFile[Manifest]
 
 
@@ -109,7 +109,7 @@ class TopicNotes:
 
     def _name_in(self, folder: Path) -> str | None:
         try:
-            note = self._of(folder).note.read()
+            note = self._of(folder).topic_json.read()
         except StorageError:
             return layout.topic_in(folder)
         if note is None and has_lost_metadata(folder):
@@ -124,7 +124,7 @@ class TopicNotes:
         files = self._by_topic.get(topic)
         if files is None:
             files = self._by_topic[topic] = self._of(layout.topic_folder(self._data, topic))
-        note = files.note.read()
+        note = files.topic_json.read()
         if note is None and has_lost_metadata(files.folder):
             raise StorageError("log.damaged", f"{files.folder / 'topic.json'}: is missing")
         if note is None:

@@ -30,7 +30,7 @@ Lost = Callable[[UsageError], None]
 ROWS_MAX = 65_536
 BATCH_BYTES_MAX = 32 << 20
 ROW_BYTES = 200
-"""The assumed size of a message when work is split and nobody reports sizes."""
+"""The assumed size of a message when work is split and sizes are unknown."""
 BOUNDS_AGE_S = 0.05
 """Spark asks for the end up to a hundred times a second; brokers and nodes are asked less often."""
 LOSSES = ("log.offset-unknown", "topic.unknown", "topic.recreated")

@@ -153,10 +153,10 @@ class _Check:
     def run(self) -> VerifyReport:
         self._check_data_note()
         for path in layout.leftovers(self._data):
-            self.note(f"{path}: a write was interrupted; the next start removes it")
+            self.add_note(f"{path}: a write was interrupted; the next start removes it")
         for folder in layout.topic_folders(self._data):
             if is_unfinished(folder):
-                self.note(f"{folder}: the creation of a topic was interrupted")
+                self.add_note(f"{folder}: the creation of a topic was interrupted")
             else:
                 self._topics[folder] = self._check_topic(folder)
         paths = layout.segments(self._data)
@@ -172,7 +172,7 @@ class _Check:
                 self._damaged(folder / manifests.NAME, "is missing", layout.topic_in(folder))
         self._check_blobs()
         if self._abandoned:
-            self.note(f"{self._abandoned} messages of deleted topics are still in the journal")
+            self.add_note(f"{self._abandoned} messages of deleted topics are still in the journal")
         return self._report
 
     def _check_blobs(self) -> None:
@@ -233,7 +233,7 @@ class _Check:
             total_bytes = max(self._report.bytes, self._total_bytes)
             self._progress(what, self._report.bytes, total_bytes)
 
-    def note(self, text: str) -> None:
+    def add_note(self, text: str) -> None:
         self._report.notes.append(text)
 
     def _damaged(
@@ -279,7 +279,7 @@ class _Check:
             text = "is missing, although the topic has a table"
             self._damaged(folder / manifests.NAME, text, note.name)
         elif table.is_dir():
-            self.note(f"{table}: its removal was interrupted; the next hand-over continues")
+            self.add_note(f"{table}: its removal was interrupted; the next hand-over continues")
         return state
 
     def _check_history(self, folder: Path, manifest: Manifest, topic: str) -> None:
@@ -294,7 +294,7 @@ class _Check:
         named = {file.path for file in manifest.files}
         for path in sorted(folder.glob("history/*/*.parquet")):
             if str(path.relative_to(folder)) not in named:
-                self.note(f"{path} is not in the manifest: a hand-over was interrupted")
+                self.add_note(f"{path} is not in the manifest: a hand-over was interrupted")
 
     # The journal.
 
@@ -316,7 +316,7 @@ class _Check:
             segment = path.with_suffix(layout.SEGMENT_SUFFIX).name
             self._damaged(segment, "is missing", rows.topic, (rows.first_offset, last))
         if not lost and index.is_complete:
-            self.note(f"{path.name}: a hand-over was interrupted; the next start removes it")
+            self.add_note(f"{path.name}: a hand-over was interrupted; the next start removes it")
         elif not lost:
             self._damaged(path.name, "its segment is missing")
 
@@ -328,14 +328,14 @@ class _Check:
         if segment.head is None and not (last and not index.entries and not scan.entries):
             self._damaged(path.name, "the head of the stream is damaged")
         if index.intact_bytes < index.file_bytes:
-            self.note(f"the index of {path.name} is damaged; the next start rebuilds it")
+            self.add_note(f"the index of {path.name} is damaged; the next start rebuilds it")
         if index.sealed and not scan.sealed and not scan.tail:
             self._damaged(path.name, "the end of the stream is missing")
         intact_bytes = segment.file_bytes
         if torn_at is not None:
             intact_bytes = torn_at
             text = f"an unfinished write from byte {torn_at} on; the next start cuts it"
-            self.note(f"{path.name}: {text}")
+            self.add_note(f"{path.name}: {text}")
         indexed = {entry.position: entry for entry in index.entries}
         # Bytes that are not a commit and not in the index, up to a torn write.
         for start, stop, reason in scan.all_holes():

@@ -70,7 +70,7 @@ class AccountWatcher(Protocol):
 
 
 class Accounts:
-    """Logs in, and keeps the access of everybody who is logged in up to date."""
+    """Logs peers in, and keeps the access of all logins up to date."""
 
     def __init__(
         self,

@@ -115,7 +115,7 @@ class ClusterAccountStore(AccountStore):
         except ValueError as error:
             old.add(write)
             if name not in self.accounts and names.is_account(name):
-                logger.error("%s: nobody can log in to %r: %s", DAMAGED, name, error)
+                logger.error("%s: no one can log in to %r: %s", DAMAGED, name, error)
                 self.damaged[name] = f"its entry in the cluster: {error}"
                 self.accounts[name] = Account(name=name, created="")
                 self.changed(None, self.accounts[name])

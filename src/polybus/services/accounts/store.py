@@ -91,7 +91,7 @@ class AccountStore:
             if isinstance(found, Account):
                 self._keep(found)
                 continue
-            logger.error("%s: nobody can log in to %r: %s", DAMAGED, name, found)
+            logger.error("%s: no one can log in to %r: %s", DAMAGED, name, found)
             self.damaged[name] = found
             # It still owns its topics, so that no other account may read them.
             self.accounts[name] = Account(name=name, created="")

@@ -1,1 +1,1 @@
-"""Queries over topics and tables, in processes of their own beside the bus."""
+"""Queries over topics and tables, in separate processes beside the bus."""

@@ -162,7 +162,7 @@ def _batches(files: Iterable[Path], limits: Limits) -> Iterator[tuple[Batch, int
         except FileNotFoundError as error:
             text = (
                 f"{path.name} is not staged in {path.parent}: is this the bus it was staged for? "
-                "files that nobody commits are removed after a day"
+                "uncommitted files are removed after a day"
             )
             raise UsageError("commit.file", text) from error
         except OSError as error:

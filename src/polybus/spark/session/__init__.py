@@ -130,7 +130,7 @@ def watch_java_yourself() -> None:
 
 
 def settings(master: str, app: str) -> dict[str, str]:
-    """Our settings of a session with a JVM of its own."""
+    """Our settings of a session with its own JVM."""
     cores = str(_cores(master))
     chosen = {
         "spark.master": master,

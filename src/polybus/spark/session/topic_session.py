@@ -50,7 +50,7 @@ class TopicReader(DataFrameReader):
 
 
 class TopicSession(SparkSession):
-    """A session with a JVM of its own."""
+    """A session with its own JVM."""
 
     @property
     def read(self) -> TopicReader:

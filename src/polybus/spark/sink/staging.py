@@ -1,4 +1,4 @@
-"""Staging: the rows of a task, durable in a file of their own, not yet visible.
+"""Staging: the rows of a task, durable in a separate file, not yet visible.
 
 The columns are `value` (string or binary), and optionally `topic` (string), `key` (string or
 binary) and `headers` (a map, or an array of structs as in Kafka). Other columns of the source are

@@ -149,7 +149,7 @@ def read_partition(partition: Any, options: SourceOptions) -> Iterator[pa.Record
             columns=stored,
             rows_max=origin.ROWS_MAX,
             bytes_max=origin.BATCH_BYTES_MAX,
-            lost=lambda error: loss.note(error.text),
+            lost=lambda error: loss.report(error.text),
         ):
             if REFERENCE in options.columns:
                 rows = _with_references(rows, schema.field(REFERENCE).type)

@@ -43,7 +43,7 @@ class DataLoss:
         self._fail = fail
         self._logged: set[str] = set()
 
-    def note(self, text: str) -> None:
+    def report(self, text: str) -> None:
         """Raises UsageError `spark.data-loss` unless the option failOnDataLoss is false."""
         if self._fail:
             advice = "set failOnDataLoss to false to continue with the messages that exist"
@@ -250,7 +250,7 @@ class TopicPositions:
             return bounds.start if offset == EARLIEST else bounds.stop
         if not bounds.start <= offset <= bounds.stop:
             text = f"option {option}: offset {offset} of topic {topic!r} is not in the log, which"
-            self.loss.note(f"{text} holds {bounds.start} to {bounds.stop}")
+            self.loss.report(f"{text} holds {bounds.start} to {bounds.stop}")
         return max(bounds.start, min(offset, bounds.stop))
 
     def resting(
@@ -329,16 +329,16 @@ class TopicPositions:
     def resumed_in(self, topic: str, end: TopicOffset, bounds: Bounds | None) -> TopicOffset | None:
         """Where reading continues in a topic that was read up to `end`; None if it was deleted."""
         if bounds is None:
-            self.loss.note(f"topic {topic!r} was deleted; it was read up to offset {end.offset}")
+            self.loss.report(f"topic {topic!r} was deleted; it was read up to offset {end.offset}")
             return None
         if bounds.epoch != end.epoch:
             text = f"topic {topic!r} was deleted and created again (epoch {end.epoch}, now"
-            self.loss.note(f"{text} {bounds.epoch}); it was read up to offset {end.offset}")
+            self.loss.report(f"{text} {bounds.epoch}); it was read up to offset {end.offset}")
             return TopicOffset(bounds.epoch, bounds.start, bounds.start)
         if not bounds.start <= end.offset <= bounds.stop:
             what = "has expired" if end.offset < bounds.start else "is not in the log"
             text = f"topic {topic!r}: the next offset to read, {end.offset}, {what}; the log holds"
-            self.loss.note(f"{text} {bounds.start} to {bounds.stop}")
+            self.loss.report(f"{text} {bounds.start} to {bounds.stop}")
             offset = max(bounds.start, min(end.offset, bounds.stop))
             return TopicOffset(bounds.epoch, offset, offset)
         return TopicOffset(end.epoch, end.offset)

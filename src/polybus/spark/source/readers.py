@@ -283,7 +283,7 @@ class PolybusStreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow
             return None
         if stop > bounds.stop:
             text = f"topic {topic!r}: a batch ends at offset {stop}, the log at {bounds.stop}"
-            positions.loss.note(text)
+            positions.loss.report(text)
         stop = min(stop, bounds.stop)
         return positions.origin.plan(topic, begin.offset, stop) if begin.offset < stop else None
 

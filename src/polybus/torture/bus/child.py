@@ -208,7 +208,7 @@ class BusChild:
         return ClientOptions(address=address, reconnect=False, connect_timeout_s=5.0)
 
     async def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """One HTTP call on a connection of its own; bytes go as they are. Raises PolybusError."""
+        """One HTTP call on its own connection; bytes are sent unchanged. Raises PolybusError."""
         async with self.connected() as connection:
             return await ask_on(connection, method, path, body)
 
@@ -251,7 +251,7 @@ class BusChild:
 
 
 async def ask_on(connection: HttpConnection, method: str, path: str, body: Any = None) -> Any:
-    """One HTTP call; bytes go as they are. Raises PolybusError."""
+    """One HTTP call; bytes are sent unchanged. Raises PolybusError."""
     content = b"" if body is None else body
     content = content if isinstance(content, bytes) else json.dumps(content).encode()
     answer = await connection.request(method, path, content, timeout_s=20.0)

@@ -107,7 +107,7 @@ class WarmProcess:
 def _serve(
     config: str, log: str, ready: Connection, group: int, environment: dict[str, str]
 ) -> None:
-    """Runs in the new process: become `polybus serve`, in the group of whoever asked."""
+    """Runs in the new process: become `polybus serve`, in the group of the requesting process."""
     os.setpgid(0, group)
     # Imported objects never become garbage, so the collector can ignore them.
     gc.freeze()

@@ -48,7 +48,7 @@ class SideLoad:
 def _do(
     group: int, environment: dict[str, str], work: Callable[..., object], given: tuple[Any, ...]
 ) -> None:
-    """Runs in the process, in the group of whoever asked."""
+    """Runs in the process, in the group of the requesting process."""
     os.setpgid(0, group)
     if environment:
         ctypes.CDLL(None).torture_attach(os.fsencode(environment[CONTROL]))

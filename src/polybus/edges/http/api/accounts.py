@@ -85,7 +85,7 @@ class TokenView(msgspec.Struct):
 class AccountView(msgspec.Struct, kw_only=True, omit_defaults=True):
     """An account: whether it has a password, its tokens, and the topics it shares.
 
-    `damaged` says why nobody can log in.
+    `damaged` says why no one can log in.
     """
 
     name: str

@@ -199,7 +199,7 @@ def sees_tables(viewer: Viewer) -> bool:
 
 
 async def run_sql(call: Call, body: SqlQuery) -> Annotated[Response, SqlAnswer]:
-    """Run a statement, in a process of its own; by Accept as CSV, JSON lines, Parquet or Arrow."""
+    """Run a statement, in a separate process; by Accept as CSV, JSON lines, Parquet or Arrow."""
     accepted = call.request.headers.get("accept", "")
     form: Form = next((form for media, form in MEDIA.items() if media in accepted), "json")
     rows_max = min(body.rows_max, call.state.config.queries.rows_max)

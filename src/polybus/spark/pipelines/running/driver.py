@@ -378,7 +378,7 @@ class Supervisor:
             return []
         flows = [asdict(one) for one in self._runner.progress()]
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        self._runs.note(flows, now)
+        self._runs.update(flows, now)
         return flows
 
     def _starting(self, text: str) -> None:

@@ -29,7 +29,7 @@ class BatchRuns:
         """The last that ended, the oldest first."""
         return [*self._ended]
 
-    def note(self, flows: list[dict[str, Any]], now: str) -> None:
+    def update(self, flows: list[dict[str, Any]], now: str) -> None:
         """Keep batches that have ended since the last call; add to each flow its running one."""
         for flow in flows:
             name, batch = (flow["pipeline"], flow["flow"]), flow["batch_id"]

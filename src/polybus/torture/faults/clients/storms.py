@@ -135,7 +135,7 @@ class Storm:
         self.failed.clear()
 
     async def check(self, findings: Findings) -> None:
-        """Every receipted message is there."""
+        """Check that every receipted message is stored."""
         for topic in ("alpha", *(f"room{number}" for number in range(self.rooms))):
             self.messages.check(topic, (await self.child.messages(topic))[1], findings)
 

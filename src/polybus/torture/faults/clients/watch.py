@@ -32,7 +32,7 @@ class Lateness:
         self._findings = findings
         self._late = 0
 
-    def note(self, took_s: float) -> None:
+    def record(self, took_s: float) -> None:
         self._late = self._late + 1 if took_s > ANSWER_S_MAX else 0
         if self._late == 2 or took_s > ONE_ANSWER_S_MAX:
             self._findings.violated("errors", f"a normal client waited {took_s:.1f} s")
@@ -114,7 +114,7 @@ class BusWatch:
                 await self._child.ask("GET", "/v1/topics")
                 took_s = time.monotonic() - began_s
                 self.slowest_s = max(self.slowest_s, took_s)
-                lateness.note(took_s)
+                lateness.record(took_s)
                 self.peak_bytes = max(self.peak_bytes, self._child.grown_bytes())
                 await asyncio.sleep(PROBE_INTERVAL_S)
 

@@ -136,7 +136,7 @@ async def _outage(load: Load, shim: Shim, chance: random.Random) -> str:
     running = asyncio.create_task(load.run())
     await asyncio.sleep(chance.uniform(0.02, 0.3))
     lasts_s = chance.choice((0.0, 0.1, 0.6))
-    # Nobody may use the chosen files: then others are chosen, under the same load.
+    # The chosen files may be unused: then others are chosen, under the same load.
     for _ in range(CHOICES_MAX):
         fault = _fail(shim, chance)
         if await _has_failed(shim):
