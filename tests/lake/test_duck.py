@@ -334,6 +334,7 @@ def test_older_versions_are_those_of_lake_tables(data: Path) -> None:
         ("SELECT t:timestamp FROM orders", "sql.invalid", "a space after its colon: name: exp"),
         ("SELECT * FROM ordrs", "sql.table-unknown", "did you mean orders"),
         ("SELECT * FROM zzz", "sql.table-unknown", "there are orders"),
+        ("SELECT * FROM silver.orders", "sql.table-unknown", "polybus up makes it"),
         ("SELECT nope FROM orders", "sql.invalid", "LINE 1: SELECT nope FROM orders\n"),
         ("SELEC value FROM orders", "sql.invalid", "^^^^^"),
         ("SELECT value FROM orders; SELECT 1", "sql.statement", "got 2"),
