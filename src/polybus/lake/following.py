@@ -73,7 +73,7 @@ class BatchLimit:
         return files > self.files or is_large or (self.rows is not None and rows > self.rows)
 
     def rows_of(self, rows: int, size: int) -> int:
-        """How many of so many rows a batch takes that has no others. All count as equally large."""
+        """How many of these rows a batch takes that has no others. All count as equally large."""
         most = rows if self.rows is None else self.rows
         if self.bytes is not None:
             most = min(most, rows * self.bytes // max(1, size))

@@ -90,7 +90,7 @@ def _at(kind: str, written: str) -> str:
 
 
 def with_dots_quoted(sql: str, known: Collection[str], quote: str = "`", dots_min: int = 1) -> str:
-    """The statement with known names that have so many dots in the quotes of an engine."""
+    """The statement, with known names of at least `dots_min` dots in the quotes of an engine."""
 
     def quoted(found: re.Match[str]) -> str:
         name = found["name"]
