@@ -302,6 +302,9 @@ def test_older_versions_can_be_read(table: LakeTable, tmp_path: Path) -> None:
     assert offsets(open_table(tmp_path, "silver", at=datetime.now(UTC))) == [0, 1, 2]
     with pytest.raises(UsageError, match=r"lake\.version: table silver: version 9"):
         open_table(tmp_path, "silver", at=9).read()
+    before = datetime.now(UTC) - timedelta(hours=1)
+    with pytest.raises(UsageError, match=r"lake\.version: .* its first version .* is of 2"):
+        open_table(tmp_path, "silver", at=before).read()
 
 
 def test_names_that_folders_cannot_have_are_escaped(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from docs_kit import ROOT, run_by
@@ -207,11 +208,37 @@ def test_json_that_cannot_be_compared_is_refused_with_what_to_write(
         by_spark(spark, data, sql)
 
 
+def test_a_list_in_json_becomes_rows(spark: Any, data: Path) -> None:
+    sql = "SELECT {} AS tag FROM silver WHERE topic = 'orders' ORDER BY tag"
+    found = by_duckdb(data, sql.format("unnest(payload:tags::varchar[])"))
+    assert found == [("a",), ("a",), ("b",), ("b",)]
+    assert by_spark(spark, data, sql.format("explode(payload:tags::array<string>)")) == found
+
+
 def test_a_declared_topic_has_the_same_view_on_both_engines(spark: Any, data: Path) -> None:
     sql = "SELECT id, name, tags, _message.offset AS o FROM silver.orders ORDER BY o"
     found = by_duckdb(data, sql)
     assert found[:3] == [(7, "x y", ["a", "b"], 0), (8, None, None, 1), (9, None, [], 2)]
     assert by_spark(spark, data, sql) == found
+
+
+def test_names_with_dots_are_the_same_on_both_engines(spark: Any, data: Path) -> None:
+    """A topic and a table have one name, as in the docs of pipelines."""
+    publish(data, "shop.orders", [b"x"] * 2)
+    for name, n in {"shop.orders": 7, "shop.orders.quarantine": 8}.items():
+        open_table(data, name).append(pa.table({"n": [n]}), writer="w", batch_id=0)
+    for sql, expected in {
+        "SELECT count(*) AS n FROM shop.orders": 2,
+        "SELECT n FROM tables.shop.orders": 7,
+        "SELECT n FROM tables.Shop.Orders AS t": 7,
+        "SELECT n FROM `tables.shop.orders`": 7,
+        "SELECT n FROM shop.orders.quarantine": 8,
+        "SELECT a.n + b.n FROM tables.shop.orders.quarantine AS a JOIN tables.shop.orders AS b "
+        "ON a.n > b.n": 15,
+        "SELECT count(*) AS n FROM tables.silver WHERE topic = 'no.such.name'": 0,
+    }.items():
+        assert by_duckdb(data, sql) == [(expected,)], sql
+        assert by_spark(spark, data, sql) == [(expected,)], sql
 
 
 def test_older_versions_are_the_same_on_both_engines(spark: Any, data: Path) -> None:
@@ -234,7 +261,9 @@ def test_older_versions_are_the_same_on_both_engines(spark: Any, data: Path) -> 
     for sql, error in {
         "SELECT 1 FROM silver VERSION AS OF 99": "lake.version",
         "SELECT 1 FROM silver TIMESTAMP AS OF 'noon'": "sql.invalid",
-        "SELECT 1 FROM orders VERSION AS OF 0": "sql.table-unknown",
+        "SELECT 1 FROM silver TIMESTAMP AS OF '2020-01-31'": "lake.version",
+        "SELECT 1 FROM orders VERSION AS OF 0": "sql.table-unknown: there is no lake table",
+        "SELECT 1 FROM silver.orders VERSION AS OF 0": "did you mean silver_orders",
     }.items():
         with pytest.raises(UsageError, match=re.escape(error)):
             by_duckdb(data, sql)

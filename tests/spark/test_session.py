@@ -77,6 +77,8 @@ def test_without_java_the_wheel_that_carries_one_runs_python_sources_quietly(
     assert damaged is not None
     damaged.parent.mkdir()
     damaged.write_bytes(b"this is no archive" * 1000)
+    # Without a shell, Spark does not know whether there is a Python.
+    (tmp_path / "sh").symlink_to("/bin/sh")
     with subprocess.Popen(
         [sys.executable, "-c", WARM_SPARK + PROGRAM],
         stdin=subprocess.PIPE,

@@ -29,7 +29,7 @@ from polybus.lake.sql.casts import CAST_MACROS, with_casts_called
 from polybus.lake.sql.json_paths.dialects import ALIAS_HINT, CAST_HINT, MACROS, shown_names
 from polybus.lake.sql.json_paths.rewriting import for_duckdb
 from polybus.lake.sql.names import Named, named_in, with_offset_quoted, without_explain
-from polybus.lake.sql.text import version_in, with_versions_named
+from polybus.lake.sql.text import MARK, version_in, with_dots_quoted, with_versions_named
 from polybus.lake.table import LakeTable, open_table, table_names
 from polybus.lake.table_state import TableState
 from polybus.lake.typed import typed_select, view_names, view_schema
@@ -39,8 +39,6 @@ from polybus.log.opening import open_reader
 from polybus.names import is_reserved
 from polybus.processes import new_scratch, remove_scratch
 
-# Tables of the standard pipeline that the pages query.
-_STANDARD = ("silver", "quarantine", "traffic", "top_senders", "deliveries")
 MEMORY_MAX = "1GiB"
 SPILL_MAX = "16GiB"
 FRESH_ROWS = 8192
@@ -59,6 +57,9 @@ CREATE MACRO json(value) AS try_cast_json(value);
 DATE = 'CAST(make_timestamp(epoch_us("timestamp")) AS DATE)'
 _DUCK_TYPES = {"long": "BIGINT", "short": "SMALLINT", "byte": "TINYINT", "timestamp": "TIMESTAMPTZ"}
 _SYSTEM = ("information_schema", "pg_catalog")
+_OF_PIPELINE = re.compile(
+    r"silver([._].*)?|quarantine|traffic|top_senders|deliveries|expectations|alerts"
+)
 _PINNED = Path("/proc/self/fd")
 
 
@@ -101,7 +102,7 @@ class Engine:
                 `sql.statement` (not a single statement that only reads).
             StorageError: `log.damaged`, `lake.damaged` or `sql.unreadable` name a file.
         """
-        return self._attempt(_duck_text(sql), lambda text: self._connection.execute(text))
+        return self._attempt(self._duck_text(sql), lambda text: self._connection.execute(text))
 
     def stream(self, sql: str, *, batch_rows: int = 2048) -> tuple[pa.Schema, Iterator[Any]]:
         """As `query`, but return the columns and an iterator of record batches."""
@@ -113,7 +114,7 @@ class Engine:
                 self._connection.execute(text)  # Fails likewise, with the position in the text.
                 raise
 
-        reader = self._attempt(_duck_text(sql), run)
+        reader = self._attempt(self._duck_text(sql), run)
         names = shown_names(reader.schema.names)
         fields = zip(reader.schema, names, strict=True)
         schema = pa.schema([field.with_name(name) for field, name in fields])
@@ -210,18 +211,14 @@ class Engine:
         name = ".".join(parts)
         topic = name.lower()
         table = self._table(parts)
-        if topic in self._topics and not (len(parts) > 1 and parts[0] == "tables" and table):
+        if topic in self._topics and not (topic.startswith(MARK) and table):
             query, paths = self._topic_query(topic, named)
         elif table is not None:
             query, paths = self._table_query(table)
         elif (typed := self._typed_query(name)) is not None:
             query, paths = typed
         else:
-            asked, version = version_in(name)
-            if version is not None and asked.lower() in self._topics:
-                text = f"{asked} is a topic; only lake tables have versions"
-                raise UsageError("sql.table-unknown", text)
-            raise unknown_table(asked, self._known())
+            raise unknown_table(name, self._known())
         if len(parts) > 2:
             text = f'{name}: put a name with more than two parts in quotes: "{name}"'
             raise UsageError("sql.invalid", text)
@@ -231,15 +228,22 @@ class Engine:
         self._connection.execute(f"CREATE OR REPLACE VIEW {view} AS {query}")
         return paths
 
+    def _duck_text(self, sql: str) -> str:
+        """A statement with what DuckDB lacks, rewritten. A name of DuckDB has up to two dots."""
+        if sql.count(".") > 1:
+            marked = {MARK + name for name in table_names(self.data)}
+            known = {name.lower() for name in self._known() | marked}
+            sql = with_dots_quoted(sql, known, '"', dots_min=2)
+        return with_offset_quoted(with_casts_called(for_duckdb(with_versions_named(sql, '"'))))
+
     def _known(self) -> set[str]:
         """The names that a statement may use, for the error about an unknown one."""
         return {*self._topics, *table_names(self.data), *view_names(self.data)}
 
     def _table(self, parts: Sequence[str]) -> LakeTable | None:
         known = {name.lower(): name for name in table_names(self.data)}
-        wanted = parts[1:] if len(parts) > 1 and parts[0] == "tables" else parts
-        name, at = version_in(".".join(wanted))
-        found = known.get(name.lower())
+        name, at = version_in(".".join(parts))
+        found = known.get(name.lower().removeprefix(MARK))
         return None if found is None else open_table(self.data, found, at=at)
 
     def _typed_query(self, name: str) -> tuple[str, list[str]] | None:
@@ -345,11 +349,6 @@ class Fresh:
         return reader.__arrow_c_stream__()
 
 
-def _duck_text(sql: str) -> str:
-    """The statement, with syntax that DuckDB lacks rewritten."""
-    return with_offset_quoted(with_casts_called(for_duckdb(with_versions_named(sql, '"'))))
-
-
 def _hive_types(state: TableState) -> str:
     """The types of the columns in folder names, which DuckDB would guess."""
     types = {field["name"]: field["type"] for field in state.fields}
@@ -360,15 +359,23 @@ def _hive_types(state: TableState) -> str:
 
 
 def unknown_table(name: str, known: Collection[str]) -> UsageError:
-    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+    """The error of a statement that names `name`, which may be a version of a table."""
+    name, at = version_in(name)
     # Topics of the system last: a statement seldom means them.
-    listed = sorted(known, key=lambda one: (is_reserved(one), one))
+    listed = sorted(
+        (one for one in known if one != name.lower()), key=lambda one: (is_reserved(one), one)
+    )
+    near = difflib.get_close_matches(name.lower(), listed, n=3, cutoff=0.5)
     some = ", ".join(listed[:10]) or "none yet"
-    more = f" and {len(known) - 10} more" if len(known) > 10 else ""
+    more = f" and {len(listed) - 10} more" if len(listed) > 10 else ""
     hint = f"did you mean {', '.join(near)}?" if near else f"there are {some}{more}"
-    if name.lower().partition(".")[0] in _STANDARD:
-        hint = "the standard pipeline makes it: polybus up"
-    return UsageError("sql.table-unknown", f"there is no topic or table {name}; {hint}")
+    is_view = at is not None and "." in name
+    if _OF_PIPELINE.fullmatch(name.lower().removeprefix(MARK)) and not is_view:
+        hint = f"polybus up makes it when its pipeline has decoded messages; {hint}"
+    text = f"there is no topic or table {name}"
+    if at is not None:
+        text = f"there is no lake table {name}, and a topic or view has no versions"
+    return UsageError("sql.table-unknown", f"{text}; {hint}")
 
 
 def columns_of(named: Named) -> list[str]:

@@ -17,7 +17,7 @@ repeats its batch after a crash is recognised by its batch number, which is in t
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -150,6 +150,7 @@ class LakeTable:
                 return DeltaTable(self.path, version=self._at)
             opened = DeltaTable(self.path)
             opened.load_as_version(self._at)
+            self._check_time(opened.version(), self._at)
             return opened
         except TableNotFoundError:
             return None
@@ -158,6 +159,17 @@ class LakeTable:
                 raise
             text = f"table {self.name}: version {self._at} does not exist, or was removed"
             raise UsageError("lake.version", text) from error
+
+    def _check_time(self, version: int, at: datetime) -> None:
+        """Refuse a time before the first version that is there, which delta-rs gives for it."""
+        try:
+            made_s = version_path(self.folder, version).stat().st_mtime
+        except FileNotFoundError:  # A checkpoint sums it up.
+            return
+        if int(made_s * 1000) > at.timestamp() * 1000:
+            made = datetime.fromtimestamp(made_s, UTC).isoformat(timespec="milliseconds")
+            text = f"table {self.name}: its first version that is still there is of {made}"
+            raise UsageError("lake.version", text)
 
     @property
     def exists(self) -> bool:

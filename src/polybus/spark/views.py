@@ -27,7 +27,7 @@ from pyspark.sql import types as T
 from polybus import names
 from polybus.errors import StorageError, UsageError
 from polybus.lake.duck import unknown_table
-from polybus.lake.sql.text import version_in, with_dots_quoted, with_versions_named
+from polybus.lake.sql.text import MARK, version_in, with_dots_quoted, with_versions_named
 from polybus.lake.table import LakeTable, open_table, table_names
 from polybus.lake.typed import MESSAGE_COLUMNS, PREFIX, view_schema
 from polybus.log.history.manifest import Manifest
@@ -120,17 +120,22 @@ def register_views(
     """Create a temporary view of each topic and each lake table, under its own name.
 
     Names with dots or dashes need backticks in SQL. If a topic and a table have the same name, the
-    view shows the topic. Call this before each query, best with `only=named_in(query)`, or use
-    `sql`. Unchanged views cost almost nothing.
+    view shows the topic, and `tables.NAME` the table. Call this before each query, best with
+    `only=named_in(query)`, or use `sql`. Unchanged views cost almost nothing.
 
     Returns:
         The names of all topics and tables, including those without a view.
     """
     folder, reader, states = _views_of(spark, data_folder(data))
-    topics = reader.topics(system=True)
-    known = sorted({*topics, *table_names(folder)})
-    for name in known if only is None else sorted(set(known) & set(only)):
-        lake = None if name in topics else open_table(folder, name)
+    topics, tables = reader.topics(system=True), table_names(folder)
+    wanted = None if only is None else set(only)
+    marked = {
+        MARK + name: name for name in tables if name in topics or MARK + name in (wanted or ())
+    }
+    known = sorted({*topics, *tables, *marked})
+    for name in known if wanted is None else sorted(wanted.intersection(known)):
+        is_table = name in marked or name not in topics
+        lake = open_table(folder, marked.get(name, name)) if is_table else None
         if states.get(name) != (state := _state_of(reader, name, lake)):
             rows = read(spark, lake) if lake else history_and_rest(spark, folder, name, reader)
             rows.createOrReplaceTempView(f"`{name}`")
@@ -176,7 +181,7 @@ def register_versions(spark: SparkSession, data: Path, query: str) -> None:
         if at is not None:
             lake = open_table(data, table.lower(), at=at)
             if not lake.exists:
-                raise unknown_table(f"{table} with versions", table_names(data))
+                raise unknown_table(name, table_names(data))
             read(spark, lake).createOrReplaceTempView(f"`{name}`")
 
 

@@ -14,6 +14,8 @@ from datetime import UTC, datetime
 from polybus.errors import UsageError
 from polybus.lake.sql.tokens import DOLLARS
 
+MARK = "tables."
+"""Before the name of a lake table, if a topic has that name, too."""
 _COMMENTS = r"--[^\n]*|/\*.*?\*/"
 _TEXTS = {
     '"': rf"\b[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|{DOLLARS}",
@@ -42,11 +44,14 @@ _KEYWORDS = frozenset(
     unpivot sort cluster distribute select""".split()
 )
 _AT = re.compile(r"(?P<name>.+)@(?:v(?P<version>\d+)|t(?P<time>.+))", re.DOTALL)
-_DOTTED = re.compile(
-    rf"""(?P<opaque>{_TEXTS["`"]}|{_COMMENTS}) | "(?:[^"]|"")*" | `(?:[^`]|``)*`
+_DOTTED = {
+    quote: re.compile(
+        rf"""(?P<opaque>{texts}|{_COMMENTS}) | "(?:[^"]|"")*" | `(?:[^`]|``)*`
        | (?P<before>\b(?:FROM|JOIN)\s+)(?P<name>[^\W\d][\w$]*(?:\.[\w$]+)+)""",
-    re.VERBOSE | re.DOTALL | re.IGNORECASE,
-)
+        re.VERBOSE | re.DOTALL | re.IGNORECASE,
+    )
+    for quote, texts in _TEXTS.items()
+}
 
 
 def with_versions_named(sql: str, quote: str) -> str:
@@ -84,15 +89,15 @@ def _at(kind: str, written: str) -> str:
     return f"v{int(value)}" if kind == "VERSION" else f"t{value}"
 
 
-def with_dots_quoted(sql: str, known: Collection[str]) -> str:
-    """The statement for Spark, with names of topics and tables that have dots in backticks."""
+def with_dots_quoted(sql: str, known: Collection[str], quote: str = "`", dots_min: int = 1) -> str:
+    """The statement, with known names of at least `dots_min` dots in the quotes of an engine."""
 
     def quoted(found: re.Match[str]) -> str:
         name = found["name"]
-        is_known = name is not None and name.lower() in known
-        return f"{found['before']}`{name.lower()}`" if is_known else found[0]
+        is_known = name is not None and name.count(".") >= dots_min and name.lower() in known
+        return f"{found['before']}{_quoted(name.lower(), quote)}" if is_known else found[0]
 
-    return _DOTTED.sub(quoted, sql)
+    return _DOTTED[quote].sub(quoted, sql)
 
 
 def version_in(name: str) -> tuple[str, int | datetime | None]:

@@ -141,13 +141,21 @@ def _with_casts(name: str) -> str:
 
 
 def shown_names(names: list[str]) -> list[str]:
-    """The names of DuckDB's columns, with paths as they are written: `payload:order.id`."""
-    found = []
-    for name in names:
+    """The names of DuckDB's columns, with paths as they are written: `payload:order.id`.
+
+    A second column of the same path gets a number, as DuckDB numbers columns: `payload:id_1`.
+    """
+    found: list[str] = []
+    for given in names:
+        name = given
         call = _CALLED.fullmatch(name)
         if call is not None:
             path = call["path"].replace('."', ".").replace('"', "").removeprefix(".")
             name = f"{_with_casts(call['base']).replace(chr(34), '')}:{path}"
-        found.append(_with_casts(name))
-    # Two columns of one name could not be distinguished.
-    return found if len(set(found)) == len(set(names)) else list(names)
+        name = written = _with_casts(name)
+        number = 0
+        while name != given and name in {*found, *names}:
+            number += 1
+            name = f"{written}_{number}"
+        found.append(name)
+    return found

@@ -14,6 +14,7 @@ import msgspec
 
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.lake.compact import tidy
+from polybus.lake.delta_actions import has_feed
 from polybus.lake.files import NewFile
 from polybus.lake.table import Conflict, LakeTable, open_table
 from polybus.lake.table_state import TableState, appended
@@ -130,7 +131,14 @@ class ViewFlow:
         if self._expected and found.is_grouped:
             # A group that is left out now may belong to the view later.
             return Increment("its expectations")
+        if is_one and not found.reason and self._is_changing(inputs[0]):
+            return Increment(f"its input {inputs[0].name}, whose rows change")
         return found
+
+    def _is_changing(self, one: Input) -> bool:
+        """Whether rows of a table are changed in place, so it never only grows."""
+        is_rule = one.kind == "dataset" and one.name in self._names.pipeline.rules
+        return is_rule or has_feed(self._table_of(one).settings)
 
     def _holds_rows(self, one: Input) -> bool:
         outputs = self._names.pipeline.outputs
