@@ -248,8 +248,9 @@ def test_a_kill_of_the_driver_leaves_each_row_exactly_once(tmp_path: Path) -> No
         # Until some batches are done, of a backlog that takes more of them.
         while not copied.exists or copied.rows < 10:
             assert time.monotonic() < deadline_s, driver.events
-            add(silver, next(numbers))
-            time.sleep(0.4)
+            if copied.exists:
+                add(silver, next(numbers))
+            time.sleep(0.2)
         kill(driver)
         compact(silver)
         driver = start(bus, folder)
