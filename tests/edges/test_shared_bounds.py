@@ -150,7 +150,7 @@ def test_log_lines_about_bad_peers_are_few_and_all_are_counted(
 
 def test_a_log_line_about_a_bad_peer_is_short(caplog: pytest.LogCaptureFixture) -> None:
     """goMS names all topics that it refuses: 1,024 of 255 bytes each."""
-    BadPeers(lines_per_s=10, clock_s=Clock()).note("peer", "goms", "goms.001001", "x" * 261_120)
+    BadPeers(lines_per_s=10, clock_s=Clock()).record("peer", "goms", "goms.001001", "x" * 261_120)
     assert 100 < len(caplog.messages[0]) < 1000
 
 
