@@ -66,11 +66,8 @@ def _correct(data: Path, wanted: int) -> None:
     private = (admin_token_path(data), private_key_path(data))
     own = [path for path in data.iterdir() if is_own(path)]
     walks = [os.walk(path, topdown=False) for path in own if not path.is_symlink()]
-    top: tuple[str, list[str], list[str]] = (
-        str(data),
-        [],
-        [path.name for path in own if not path.is_dir()],
-    )
+    at_top = [path.name for path in own if not path.is_dir()]
+    top: tuple[str, list[str], list[str]] = (str(data), [], at_top)
     for folder, _, files in chain(*walks, [top]):
         paths = [(Path(folder) / name, wanted & 0o666) for name in files]
         for path, mode in [*paths, (Path(folder), wanted)]:
