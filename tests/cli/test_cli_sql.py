@@ -80,6 +80,7 @@ def test_sql_comes_from_a_file_or_from_standard_input(data: Path, tmp_path: Path
     assert run(data, "-", "--csv", input="SELECT 2 AS a").stdout == "a\n2\n"
     missing = run(data, "--file", str(tmp_path / "none.sql"))
     assert missing.exit_code == 1 and "input.unreadable" in missing.stderr
+    assert "Errno" not in missing.stderr
     assert run(data).exit_code == 2
     assert run(data, "SELECT 1", "--file", "x").exit_code == 2
     assert "sql.statement" in run(data, " ").stderr

@@ -115,7 +115,8 @@ def _text_of(query: str | None, file: str | None) -> str:
         else:
             text = sys.stdin.read(SQL_BYTES_MAX + 1) if query == "-" else str(query)
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError("input.unreadable", f"{file or 'standard input'}: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UsageError("input.unreadable", f"{file or 'standard input'}: {why}") from error
     if len(text) > SQL_BYTES_MAX or not text.strip():
         raise UsageError("sql.statement", f"the SQL is empty, or over {SQL_BYTES_MAX} characters")
     return text

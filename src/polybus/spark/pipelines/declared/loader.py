@@ -39,8 +39,7 @@ def find_pipelines(folder: Path) -> dict[str, Path]:
         UsageError: `pipeline.folder`, the folder does not exist; `pipeline.duplicate`.
     """
     if not folder.is_dir():
-        text = f"folder {folder} does not exist; polybus pipeline init NAME creates it"
-        raise UsageError("pipeline.folder", text)
+        raise UsageError("pipeline.folder", f"folder {folder} does not exist")
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         if not _is_pipeline(path):
