@@ -30,6 +30,21 @@ TASKS = "disabled-by-default-devtools.timeline"
 EDITOR_IS_READY = "return document.activeElement.matches('.editor')"
 OFFERED = "return document.querySelector('.editor').shadowRoot.querySelector('li')?.innerText"
 TRACED = "Tracing.tracingComplete"
+# Where the Tab key has led to, and what does not show the focus. A page is new for each address.
+TABBING = """
+    if (window.tabbed) return;
+    [window.tabbed, window.unmarked] = [new Set(), new Set()];
+    addEventListener("focusin", ({ target }) => {
+        tabbed.add(target);
+        if (getComputedStyle(target).outlineStyle === "none") unmarked.add(target);
+    });
+"""
+OUT_OF_REACH = """
+    const controls = ":is(a[href], button, input, select, textarea, summary, [tabindex='0'])";
+    const missed = [...document.querySelectorAll(controls)].filter((one) =>
+        one.checkVisibility() && !one.disabled && !tabbed.has(one));
+    return [...missed, ...unmarked].map((one) => one.outerHTML.slice(0, 150));
+"""
 VENDOR = Path(__file__).parent.parent.parent / "vendor"
 PAGES = {
     "overview": "Overview",
@@ -225,6 +240,12 @@ class Console:
             if self.run("return document.activeElement.matches(arguments[0])", selector):
                 return
         pytest.fail(f"the Tab key does not lead to {selector}")
+
+    def out_of_reach(self) -> list[str]:
+        """Controls of the page that the Tab key has not led to, or without showing it."""
+        self.run(TABBING)
+        self.keys(Keys.TAB * TABS_MAX)
+        return [str(one) for one in self.run(OUT_OF_REACH)]
 
     def press(self, modifier: str, key: str) -> None:
         ActionChains(self.browser).key_down(modifier).send_keys(key).key_up(modifier).perform()

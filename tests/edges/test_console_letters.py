@@ -40,6 +40,10 @@ def test_dead_letters_are_sent_again_after_a_dry_run(console: Console, bus: Cons
     held = bus.client.get("/v1/topics/payments").json()["stop"]
     console.open("dead-letters")
     console.sees("{two", within="td.wide")
+    console.keys("j", "j")
+    console.sees("{two", within="aside pre")
+    console.keys(Keys.ESCAPE)
+    console.until(lambda: console.texts("aside") == [], "it to be closed")
     console.click("Choose payments:1:1")
     console.click("Redrive 1 chosen")
     console.sees("Dry run: 1 message would be published again", within="dialog")

@@ -125,6 +125,37 @@ def test_lags_have_units_on_every_page(console: Console, bus: ConsoleBus) -> Non
     assert bus.client.delete("/v1/consumers/one").status_code == 204
 
 
+def test_a_long_name_leaves_room_for_the_figures_of_its_topic(
+    console: Console, bus: ConsoleBus
+) -> None:
+    name = "readings." * 25
+    assert bus.client.post("/v1/topics", json={"name": f"{name}end"}).status_code == 201
+    measured = """
+        const box = document.querySelector(".table-box");
+        const [number, heading] = [box.querySelector("td.end"), box.querySelector("th.end")];
+        const range = document.createRange();
+        range.selectNodeContents(number);
+        const ends = [range, heading.querySelector("button")]
+            .map((one) => Math.round(one.getBoundingClientRect().right));
+        return [box.scrollWidth - box.clientWidth, ends[0] - ends[1]];
+    """
+    console.open("topics")
+    console.until(lambda: any(name in one for one in console.texts("td")), "the long name")
+    # All columns are in view, and a number ends below its heading.
+    assert console.run(measured) == [0, 0]
+    assert bus.client.delete(f"/v1/topics/{name}end").status_code == 204
+
+
+def test_each_setting_has_a_row_with_its_whole_value(console: Console) -> None:
+    console.open("settings", q="connectors[1].speaks")
+    console.until(lambda: console.texts("td .mono") == ["queue"], "what a connector speaks")
+    console.open("settings")
+    console.sees("queries.workers-max", within="td code")
+    cut = """return [...document.querySelectorAll("td")]
+        .filter((one) => one.scrollWidth > one.clientWidth).length"""
+    assert console.run(cut) == 0
+
+
 def test_older_dead_letters_lead_back_to_the_newest(console: Console, bus: ConsoleBus) -> None:
     quarantine(bus.data, "news", [b"{%d." % n for n in range(LETTERS)], "not JSON")
     console.open("dead-letters", topic="news")

@@ -1,7 +1,8 @@
 """Every page, tab and window of the console, with data of strangers in all of them.
 
-Each is opened once, and then: nothing of the strangers runs, axe-core finds nothing serious in
-light and dark and on a phone, and every field that the page reads is one that the API has.
+Each is opened once, and then: the Tab key leads to every control, nothing of the strangers runs,
+axe-core finds nothing serious in light and dark and on a phone, and every field that the page reads
+is one that the API has.
 """
 
 from __future__ import annotations
@@ -144,10 +145,16 @@ def check_everybody_can_use_it(console: Console, axe: str) -> None:
     console.theme("light")
     assert console.barriers(axe) == []
     console.theme("dark")
-    console.resize(390, 844)
+    console.resize(360, 780)
     wide = "return document.scrollingElement.scrollWidth - innerWidth"
     console.until(lambda: console.run(wide) <= 0, "nothing to be wider than the phone")
     assert console.barriers(axe) == []
+
+
+def check_keys_lead_everywhere(console: Console) -> None:
+    """By the Tab key alone. Rows that come meanwhile are reached in another round."""
+    console.run("document.querySelectorAll('details').forEach((one) => (one.open = false))")
+    console.until(lambda: console.out_of_reach() == [], "the Tab key to lead everywhere")
 
 
 def check_nothing_ran(console: Console) -> None:
@@ -161,6 +168,7 @@ def test_a_view_and_its_windows_are_for_everybody_and_strangers_stay_text(
     console: Console, bus: ConsoleBus, axe: str, fields: ApiFields, view: str
 ) -> None:
     show(console, bus, view)
+    check_keys_lead_everywhere(console)
     check_everybody_can_use_it(console, axe)
     for window in WINDOWS.get(view, ()):
         console.resize(1280, 900)

@@ -11,6 +11,8 @@ from console_kit import Console, ConsoleBus, console_bus, open_console
 from quarantine_kit import quarantine
 
 pytestmark = pytest.mark.slow
+# Pages load again 20 times as often.
+IMPATIENT = "const every = setInterval; window.setInterval = (act, ms) => every(act, ms / 20);"
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +47,39 @@ def test_a_chosen_time_has_exactly_its_messages_zoomed_in_or_not(
     console.sees("position.invalid", within=".failure")
     console.open("topic", name="clock", rows="many")
     console.sees("29", within="td .mono")
+
+
+def test_what_comes_later_is_counted_and_does_not_move_what_is_read(
+    console: Console, bus: ConsoleBus
+) -> None:
+    offset = bus.publish("clock", {"value": "before"})[0]
+    with console.answering(IMPATIENT):
+        console.open("topic", name="clock")
+        console.sees(str(offset), within="td .mono")
+        bus.publish("clock", {"value": "later"})
+        console.sees("1 new", within=".badge")
+        assert console.texts("td .mono")[0] == str(offset)
+        console.click("Newest")
+        console.sees(str(offset + 1), within="td .mono")
+
+
+def test_an_answer_that_takes_longer_than_a_page_waits_to_ask_again_is_shown(
+    console: Console,
+) -> None:
+    slow = """
+        window.fetch = async (url, options) => {
+            if (new URL(url).pathname === "/v1/topics/clock") {
+                await new Promise((resolve, reject) => {
+                    setTimeout(resolve, 1000);
+                    options.signal.onabort = () => reject(options.signal.reason);
+                });
+            }
+            return real(url, options);
+        };
+    """
+    with console.answering(IMPATIENT + slow):
+        console.open("topic", name="clock")
+        console.sees("Messages", within=".tile-label")
 
 
 def test_messages_are_listed_where_no_query_can_count_them(

@@ -113,7 +113,12 @@ def test_characters_that_turn_or_hide_text_are_shown_by_their_codes(
 
 def test_an_error_says_what_happened_and_what_to_do(console: Console) -> None:
     console.open("topic", name="nowhere")
-    console.sees("topic.unknown", "Try again", within=".failure")
+    console.sees("There is no topic nowhere", within=".empty")
+    console.click("create it")
+    console.sees("Create a topic", within="dialog")
+    assert console.run("return document.querySelector('dialog input').value") == "nowhere"
+    console.open("topic", name="orders", message=10**9)
+    console.sees("Try again", within=".message .failure")
     console.open("nonsense")
     console.sees("has no such page")
 

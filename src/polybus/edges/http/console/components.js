@@ -4,14 +4,21 @@ import * as format from "./format.js";
 import { useAction } from "./hooks.js";
 import { change, href, route } from "./router.js";
 
-/** A page: its title, what can be done, and its content. */
+let isFirst = true;
+
+/** A page: its title, what can be done, and its content. Whoever comes from another page is at its title. */
 export function Page({ title, lead, actions, children }) {
+  const heading = useRef(null);
+  useEffect(() => {
+    if (!isFirst) heading.current.focus({ preventScroll: true });
+    isFirst = false;
+  }, []);
   useEffect(() => {
     document.title = `${typeof title === "string" ? title : title.text} · Polybus`;
   }, [typeof title === "string" ? title : title.text]);
   return html`<div class="page">
     <header class="page-head">
-      <div><h1 tabindex="-1">${typeof title === "string" ? title : title.shown}</h1>${lead && html`<p class="lead">${lead}</p>`}</div>
+      <div><h1 ref=${heading} tabindex="-1">${typeof title === "string" ? title : title.shown}</h1>${lead && html`<p class="lead">${lead}</p>`}</div>
       ${actions && html`<div class="actions">${actions}</div>`}
     </header>
     ${children}
@@ -47,7 +54,7 @@ export function Time({ at, date, milliseconds }) {
 }
 
 /** A name of strangers. It is text whatever is in it. */
-export const Name = ({ children }) => html`<bdi class="name">${format.safe(children)}</bdi>`;
+export const Name = ({ children }) => html`<bdi class="name" title=${format.safe(children)}>${format.safe(children)}</bdi>`;
 
 export const TopicLink = ({ topic, params = {} }) =>
   html`<a href=${href("topic", { name: topic, ...params })}><${Name}>${topic}<//></a>`;
@@ -141,15 +148,16 @@ const OVERSCAN = 8;
 
 /**
  * Rows, sorted by the address. Of many, only those in view are drawn.
- * A column: {id, label, cell(row), value(row) to sort by, end: right-aligned, wide: takes the space}.
+ * A column: {id, label, cell(row), value(row) to sort by, end: right-aligned, wide: takes the space, minor: not on a phone,
+ * spare: on large screens alone}. `whole`: all rows are drawn, as high as what is in them.
  */
-export function Table({ columns, rows, keyOf, label, open, opened, sortParam = "sort", initial = "", className = "" }) {
+export function Table({ columns, rows, keyOf, label, open, opened, sortParam = "sort", initial = "", className = "", whole = false }) {
   const sort = route.value.params[sortParam] ?? initial;
   const [top, setTop] = useState(0);
   const box = useRef(null);
   const by = columns.find((one) => one.id === sort.replace("-", ""));
   const sorted = by?.value ? [...rows].sort(comparing(by.value, sort.startsWith("-"))) : rows;
-  const isLong = sorted.length > ROWS_DRAWN_MAX;
+  const isLong = sorted.length > ROWS_DRAWN_MAX && !whole;
   const first = isLong ? Math.max(0, Math.floor(top / ROW_PX) - OVERSCAN) : 0;
   const shown = isLong ? sorted.slice(first, first + ROWS_DRAWN_MAX) : sorted;
   const spacer = (count) => (count > 0 ? html`<tr class="spacer" aria-hidden="true"><td colspan=${columns.length} style=${{ height: `${count * ROW_PX}px` }}></td></tr>` : null);
@@ -166,10 +174,12 @@ export function Table({ columns, rows, keyOf, label, open, opened, sortParam = "
   </div>`;
 }
 
+const classOf = (column) => ["end", "wide", "minor", "spare"].filter((one) => column[one]).join(" ");
+
 function Heading({ column, sort, param }) {
   const name = sort.replace("-", "");
   const down = sort.startsWith("-");
-  const className = `${column.end ? "end" : ""}${column.wide ? " wide" : ""}${column.minor ? " minor" : ""}`;
+  const className = classOf(column);
   if (!column.value || !column.label) return html`<th scope="col" class=${className}>${column.label || html`<span class="hidden">${column.hidden ?? "actions"}</span>`}</th>`;
   const mine = name === column.id;
   const next = mine ? (down ? column.id : `-${column.id}`) : column.end ? `-${column.id}` : column.id;
@@ -184,7 +194,7 @@ function Row({ row, columns, open, current }) {
   });
   const keyed = open && ((event) => event.key === "Enter" && event.target === event.currentTarget && open(row));
   return html`<tr onClick=${act} onKeyDown=${keyed} tabindex=${open ? 0 : undefined} class=${open ? "opens" : ""} aria-current=${current ? "true" : undefined}>
-    ${columns.map((one) => html`<td key=${one.id} class=${`${one.end ? "end" : ""}${one.wide ? " wide" : ""}${one.minor ? " minor" : ""}`}>${one.cell(row)}</td>`)}
+    ${columns.map((one) => html`<td key=${one.id} class=${classOf(one)}>${one.cell(row)}</td>`)}
   </tr>`;
 }
 

@@ -101,8 +101,8 @@ function Edge({ edge, from, to, still }) {
   const bend = isBack ? 60 : (last.x - first.x) / 2;
   const line = `M${first.x},${first.y} C${first.x + bend},${first.y} ${last.x + (isBack ? bend : -bend)},${last.y} ${last.x},${last.y}`;
   const flows = edge.rate > 0;
-  // Nearer to where it begins: edges come together where they end.
-  const near = 0.3;
+  // Not in the middle, where edges cross, nor at an end, where they come together.
+  const near = 0.42;
   const middle = { x: first.x + (last.x - first.x) * near, y: first.y + (last.y - first.y) * near * near * (3 - 2 * near) };
   return html`<g><path class=${`edge${flows && !still ? " flowing" : ""}`} d=${line} stroke-width=${flows ? Math.min(5, 1.2 + Math.log10(1 + edge.rate) * 0.8) : 1.2} />
     ${flows && html`<text class="rate" x=${middle.x} y=${middle.y - 5} text-anchor="middle">${rateText(edge)}</text>`}</g>`;

@@ -1,17 +1,20 @@
 // What pages share: data that is loaded, kept fresh and given up with the page.
 import { useCallback, useEffect, useRef, useState } from "./vendor/preact.js";
+import { onKey } from "./keys.js";
 import { follow } from "./live.js";
 
 /**
- * Load something, again when `deps` change, and every `every_s` seconds.
+ * Load something, again when `deps` change, and every `every_s` seconds unless it is still waited for.
  * The last data stays while newer is loaded, and when the bus is away.
  */
 export function useLoad(load, deps = [], { every_s = 0 } = {}) {
   const [state, setState] = useState({ data: null, error: null, loading: true });
   const current = useRef(null);
+  const waits = useRef(false);
   const reload = useCallback(async () => {
     current.current?.abort();
     const stop = (current.current = new AbortController());
+    waits.current = true;
     setState((before) => ({ ...before, loading: true }));
     try {
       const data = await load(stop.signal);
@@ -19,6 +22,7 @@ export function useLoad(load, deps = [], { every_s = 0 } = {}) {
     } catch (error) {
       if (!stop.signal.aborted) setState((before) => ({ data: before.data, error, loading: false }));
     }
+    if (current.current === stop) waits.current = false;
   }, deps);
   useEffect(() => {
     setState((before) => ({ ...before, error: null }));
@@ -27,7 +31,7 @@ export function useLoad(load, deps = [], { every_s = 0 } = {}) {
   }, [reload]);
   useEffect(() => {
     if (!every_s) return undefined;
-    const timer = setInterval(() => document.hidden || reload(), every_s * 1000);
+    const timer = setInterval(() => document.hidden || waits.current || reload(), every_s * 1000);
     return () => clearInterval(timer);
   }, [reload, every_s]);
   return { ...state, reload };
@@ -61,4 +65,32 @@ export function useAction(act) {
     }
   };
   return { ...state, run, clear: () => setState({ running: false, error: null }) };
+}
+
+/** Where the first of the rows is that fits, or null. */
+export function placeOf(rows, fits) {
+  const at = rows.findIndex(fits);
+  return at < 0 ? null : at;
+}
+
+/** j and k show the next and the previous of `count` rows; `at` is the place of the one that is shown, or null. Escape closes it. */
+export function useRowKeys(count, at, show, close) {
+  const latest = useRef(null);
+  latest.current = { show, close, step: (by) => count > 0 && show(at === null ? 0 : Math.min(count - 1, Math.max(0, at + by))) };
+  useEffect(() => {
+    const ends = [onKey("j", () => latest.current.step(1)), onKey("k", () => latest.current.step(-1)), onKey("Escape", () => latest.current.close())];
+    return () => ends.forEach((end) => end());
+  }, []);
+}
+
+// As in console.css: what is opened is above its list.
+const PHONE = "(max-width: 860px)";
+
+/** On a phone, scroll to what was opened; elsewhere it is beside its list. Returns the ref of its box. */
+export function useInView(opened) {
+  const box = useRef(null);
+  useEffect(() => {
+    if (matchMedia(PHONE).matches) box.current.scrollIntoView();
+  }, [opened]);
+  return box;
 }

@@ -14,7 +14,7 @@ export const KEYS = [
   ["g p", "pipelines"],
   ["g s", "SQL"],
   ["g e", "settings and audit"],
-  ["j, k", "next and previous message of a topic"],
+  ["j, k", "next and previous message, or dead letter"],
   ["p", "pause and follow a live topic"],
   ["Ctrl Enter", "run the SQL query"],
   ["Esc", "close a window or a message"],
@@ -32,7 +32,7 @@ export function onKey(key, act) {
   return () => own.get(key) === act && own.delete(key);
 }
 
-const isTyping = (element) => element?.closest?.("input, textarea, select, [contenteditable], .editor") !== null;
+const isTyping = (element) => element?.closest?.("input:not([type=checkbox]), textarea, select, [contenteditable], .editor") !== null;
 
 export function listen() {
   addEventListener("keydown", (event) => {

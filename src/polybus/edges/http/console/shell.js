@@ -24,11 +24,17 @@ const FILES = { ...Object.fromEntries(Object.keys(PAGES).map((page) => [page, pa
 export function Shell() {
   const { page } = route.value;
   const current = page === "topic" ? "topics" : page;
+  const pages = useRef(null);
+  useEffect(() => {
+    // On a phone they are a row, of which a part is in view.
+    const { offsetLeft = 0 } = pages.current.querySelector("[aria-current]") ?? {};
+    pages.current.scrollLeft = offsetLeft - pages.current.clientWidth / 3;
+  }, [current]);
   return html`<${Fragment}>
     <a class="skip" href="#content">Skip to the content</a>
     <nav class="side" aria-label="Pages">
       <a class="brand" href=${href("overview")}><${Mark} />Polybus</a>
-      <ul>${Object.entries(PAGES).map(([id, [text, icon]]) => html`<li key=${id}><a href=${href(id)} aria-current=${id === current ? "page" : undefined}><${Icon} path=${icon} /><span>${text}</span></a></li>`)}</ul>
+      <ul ref=${pages}>${Object.entries(PAGES).map(([id, [text, icon]]) => html`<li key=${id}><a href=${href(id)} aria-current=${id === current ? "page" : undefined}><${Icon} path=${icon} /><span>${text}</span></a></li>`)}</ul>
       <div class="side-foot"><${Connection} /><${Account} /><${Theme} /><button type="button" class="quiet" onClick=${() => (helpShown.value = true)}>Keys <kbd>?</kbd></button></div>
     </nav>
     <main id="content" tabindex="-1">${loginNeeded.value ? html`<${Login} />` : html`<${Content} page=${page} key=${page} />`}</main>
@@ -71,7 +77,7 @@ function Account() {
 
 function Theme() {
   return html`<label class="theme"><span class="hidden">Theme</span><select value=${theme.value} onChange=${(event) => setTheme(event.target.value)}>
-    <option value="auto">Theme of the system</option><option value="light">Light</option><option value="dark">Dark</option>
+    <option value="auto">System theme</option><option value="light">Light</option><option value="dark">Dark</option>
   </select></label>`;
 }
 

@@ -16,7 +16,7 @@ export default function Consumers() {
   useLive("connections", {}, setLive);
   const now = live ? { data: live, error: null, reload: connections.reload } : connections;
   const everything = [groups, sessions, now];
-  const all = everything.every((one) => one.data) ? [...groups.data.consumers.map(groupRow), ...sessions.data.sessions.map(sessionRow), ...now.data.connections.map(connectionRow)] : null;
+  const all = everything.every((one) => one.data) ? [...groups.data.consumers.map(groupRow), ...sessions.data.sessions.map(sessionRow), ...now.data.connections.map(connectionRow)].sort((one, other) => reads(other) - reads(one)) : null;
   const whole = { data: all, error: everything.find((one) => one.error)?.error ?? null, loading: everything.some((one) => one.loading), reload: () => everything.forEach((one) => one.reload()) };
   const tabs = [
     ["all", "All", all && groups.data.consumers.length + sessions.data.total + now.data.total],
@@ -48,7 +48,7 @@ const ENDINGS = {
   group: (one) => ({ act: "Forget", title: "Forget the group", does: "Forget", at: path`/v1/consumers/${one.group}`, done: "Forgot the group",
     text: `Its position is forgotten, and nothing is kept for it any more: ${format.safe(one.group)}.` }),
   session: (one) => ({ act: "End", title: "End the session", does: "End it", at: path`/v1/session/${one.id}`, done: "Ended the session",
-    text: `${format.plural(one["packs-waiting"], "pack")} that wait are lost for its client.` }),
+    text: `${format.plural(one["packs-waiting"], "unconfirmed pack")}: lost for its client.` }),
   connection: (one) => ({ act: "End", title: "End the connection", does: "End it", at: path`/v1/connections/${one.id}`, done: "Ended the connection",
     text: `The connection of ${format.safe(one.peer)} is closed. Its program may connect again.` }),
 };
@@ -77,6 +77,9 @@ const sessionRow = (one) => ({ kind: "session", of: one, id: `session ${one.id}`
   lag: one["packs-waiting"], waits: format.plural(one["packs-waiting"], "pack"), behind_s: null, state: html`<${SessionState} session=${one} />` });
 const connectionRow = (one) => ({ kind: "connection", of: one, id: `connection ${one.id}`, name: one.peer, label: one.protocol || "not known yet", topics: one.topics,
   lag: one["waiting-bytes"], waits: format.bytes(one["waiting-bytes"]), behind_s: null, state: one.subscriptions ? html`<${Badge} tone="good">subscribes<//>` : html`<${Badge}>open<//>` });
+
+/** Who reads nothing comes last. */
+const reads = (one) => Number(one.kind !== "connection" || one.topics.length > 0);
 
 function Everybody({ rows, reload }) {
   const word = (route.value.params.q ?? "").toLowerCase();

@@ -3,7 +3,7 @@ import { html, useState } from "../vendor/preact.js";
 import { get, path, post, remove, save } from "../api.js";
 import { Badge, Card, Dialog, Empty, Failure, Field, Loaded, Name, Page, Protocol, say, Search, Table, Time, TopicLink } from "../components.js";
 import * as format from "../format.js";
-import { useAction, useLive, useLoad } from "../hooks.js";
+import { placeOf, useAction, useInView, useLive, useLoad, useRowKeys } from "../hooks.js";
 import { change, href, route } from "../router.js";
 import { keyText } from "../topic/rows.js";
 
@@ -21,12 +21,12 @@ export default function DeadLetters() {
   };
   const total = letters.data?.total ?? 0;
   return html`<${Page} title="Dead letters" lead="Messages that could not be decoded, processed or delivered. They are kept as they came, and can be sent again."
-      actions=${html`<button type="button" disabled=${!chosen.size} onClick=${() => setRedriving({ letters: [...chosen] })}>Redrive ${format.count(chosen.size)} chosen</button>
-        <button type="button" class="primary" disabled=${!total} onClick=${() => setRedriving({ topic, reason, text: q })}>Redrive all ${format.count(total)}${q || topic || reason ? " that match" : ""}</button>`}>
+      actions=${html`<button type="button" disabled=${!chosen.size} onClick=${() => setRedriving({ letters: [...chosen] })}>Redrive ${chosen.size ? `${format.count(chosen.size)} ` : ""}chosen</button>
+        <button type="button" class="primary" disabled=${!total} onClick=${() => setRedriving({ topic, reason, text: q })}>Redrive all${total ? ` ${format.count(total)}` : ""}${q || topic || reason ? " that match" : ""}</button>`}>
     ${redrive && html`<${Progress} key=${redrive} id=${redrive} done=${() => (letters.reload(), replays.reload())} />`}
     <div class="bar"><${Search} label="Search dead letters" placeholder="Text in the message; or who did not get it" clears=${{ from: "", missed: "" }} />
       ${(topic || reason) && html`<button type="button" onClick=${() => change({ topic: "", reason: "", from: "", missed: "" })}>All topics and reasons</button>`}</div>
-    <${Loaded} of=${letters} empty=${(data) => !data.letters.length && !topic && !reason && !q && html`<${Empty} title="No dead letters">The pipeline puts here what it cannot decode or process. It runs with: <code>polybus up</code><//>`}>
+    <${Loaded} of=${letters} empty=${(data) => !data.letters.length && !topic && !reason && !q && html`<${Empty} title="No dead letters">What a slow subscriber or a full session missed is listed here, too. What cannot be decoded or processed comes from the pipeline, which runs with: <code>polybus up</code><//>`}>
       ${(data) => html`<div class="stack"><${Reasons} by=${data.by} /><${List} data=${data} chosen=${chosen} choose=${setChosen} redrive=${(one) => setRedriving({ letters: [one.id] })} /></div>`}
     <//>
     <${Undelivered} topic=${topic} reason=${reason} text=${q} missed=${missed} redrive=${setRedriving} />
@@ -63,10 +63,13 @@ function List({ data, chosen, choose, redrive }) {
     { id: "protocol", label: "From", minor: true, cell: (one) => html`<${Protocol} name=${one.protocol} />` },
     { id: "act", label: "", cell: (one) => (one.replayed ? html`<span class="dim" title=${format.utc(one.replayed)}>sent again</span>` : html`<button type="button" class="quiet" onClick=${() => redrive(one)}>Redrive</button>`) },
   ];
-  const opened = data.letters.find((one) => one.id === open);
+  const at = placeOf(data.letters, (one) => one.id === open);
+  const opened = data.letters[at];
+  const show = (one) => change({ open: one.id });
+  useRowKeys(data.letters.length, at, (index) => show(data.letters[index]), () => change({ open: "" }));
   return html`<div class=${opened ? "split opened" : "split"}>
     <${Card} title="Messages" note=${`${format.count(data.total)} wait`} flush actions=${html`<label class="check"><input type="checkbox" checked=${all} onChange=${() => choose(all ? new Set() : new Set(waiting.map((one) => one.id)))} /> Choose all shown</label>`}>
-      ${data.letters.length ? html`<${Table} className="messages" label="Dead letters" columns=${columns} rows=${data.letters} keyOf=${(one) => one.id} opened=${open} open=${(one) => change({ open: one.id })} />` : html`<${Empty} title="Nothing matches">Search for less, or choose another topic or reason.<//>`}
+      ${data.letters.length ? html`<${Table} className="messages" label="Dead letters" columns=${columns} rows=${data.letters} keyOf=${(one) => one.id} opened=${open} open=${show} />` : html`<${Empty} title="Nothing matches">Search for less, or choose another topic or reason.<//>`}
       ${(from || data.next !== null) && html`<div class="padded actions">${from && html`<button type="button" onClick=${() => change({ from: "" })}>Newest</button>`}
         ${data.next !== null && html`<button type="button" onClick=${() => change({ from: String(data.next) })}>Older</button>`}</div>`}
     <//>
@@ -80,7 +83,8 @@ function Letter({ letter }) {
     save(new Blob([format.bytesOf(whole)]), letter.id.replace(/[^\w.-]/g, "_"));
   });
   const headers = Object.entries(letter.headers);
-  return html`<aside class="card message" aria-label="Dead letter">
+  const box = useInView(letter.id);
+  return html`<aside class="card message" ref=${box} aria-label="Dead letter">
     <header class="card-head"><h2>Dead letter</h2><div class="actions"><button type="button" disabled=${saving.running} onClick=${saving.run}>Save</button><button type="button" class="quiet" aria-label="Close" onClick=${() => change({ open: "" })}>✕</button></div></header>
     <p class="notice">${format.safe(letter.reason)}</p>
     <dl class="facts"><dt>Topic</dt><dd><${TopicLink} topic=${letter.topic} params=${{ message: letter.offset, epoch: letter.epoch, before: letter.offset + 1 }} /></dd><dt>Position</dt><dd class="mono">${letter.epoch}:${letter.offset}</dd>
@@ -127,7 +131,7 @@ function Undelivered({ topic, reason, text, missed, redrive }) {
     { id: "to", label: "To", wide: true, minor: true, cell: (one) => html`<${Protocol} name=${one.protocol} /> <span class="dim">${format.safe(one.to).slice(0, 21)}</span>` },
     { id: "act", label: "", cell: (one) => html`<button type="button" class="quiet" onClick=${() => redrive({ to: REPLAY_UNDELIVERED, ranges: [rangeOf(one)] })}>Redrive</button>` },
   ];
-  const actions = html`<button type="button" disabled=${!picked.length} onClick=${() => redrive({ to: REPLAY_UNDELIVERED, ranges: picked.map(rangeOf) })}>Redrive ${format.count(picked.length)} chosen</button>
+  const actions = html`<button type="button" disabled=${!picked.length} onClick=${() => redrive({ to: REPLAY_UNDELIVERED, ranges: picked.map(rangeOf) })}>Redrive ${picked.length ? `${format.count(picked.length)} ` : ""}chosen</button>
     <button type="button" onClick=${() => redrive({ to: REPLAY_UNDELIVERED, topic, reason, text })}>Redrive all${missed || of.data.next !== null ? "" : ` ${format.count(rows.length)}`}${topic || reason || text ? " that match" : ""}</button>`;
   return html`<${Card} title="Not delivered" note="in the log, but one who subscribed did not get it" actions=${actions} flush><${Table} label="Not delivered" columns=${columns} rows=${rows} keyOf=${rangeKey} sortParam="undelivered" />
     ${(missed || of.data.next !== null) && html`<div class="padded actions">${missed && html`<button type="button" onClick=${() => change({ missed: "" })}>Newest</button>`}

@@ -94,7 +94,7 @@ function Figures({ sample, info }) {
     <${Tile} label="Connections" value=${format.count(of.connections)} note=${format.plural(of.websockets ?? 0, "WebSocket")} to=${href("consumers", { show: "connections" })} />
     <${Tile} label="Sessions" value=${format.count(of.sessions)} note=${`${format.short(of["session-packs"])} packs wait`} to=${href("consumers", { show: "sessions" })} />
     <${Tile} label="Outboxes" value=${format.bytes(of["outbox-bytes"])} note="waits for slow peers" to=${href("consumers", { show: "connections", sort: "-waiting" })} tone=${of["outbox-bytes"] > 8 << 20 ? "warn" : undefined} />
-    <${Tile} label="fsync" value=${of["fsync-ms"] === undefined ? "–" : format.span(of["fsync-ms"] / 1000)} note=${`${format.bytes(of["pending-bytes"])} to write`} to=${href("settings")} />
+    <${Tile} label="fsync" value=${of["fsync-ms"] ? format.span(of["fsync-ms"] / 1000) : "–"} note=${`${format.bytes(of["pending-bytes"])} to write`} to=${href("settings")} />
     <${Tile} label="Disk free" value=${format.bytes(free)} note=${total ? `of ${format.bytes(total)}` : "where the log is"} to=${href("topics", { sort: "-disk" })} tone=${low ? "bad" : undefined} />
     <${Tile} label="Memory" value=${format.bytes(of["memory-bytes"])} note=${of.cpu === undefined ? "" : `${format.short(of.cpu * 100)} % of a core`} to=${href("settings")} />
     <${Tile} label="Errors" value=${format.perSecond(of.errors)} note=${`${format.perSecond(of.drops)} dropped`} to=${href("dead-letters")} tone=${of.errors > 0 ? "warn" : undefined} />
@@ -125,7 +125,7 @@ function Traffic({ history }) {
     ${charts.lag.length > 0 && chart("Lag in messages, by group", charts.lag, format.short, "", slow)}
     ${charts.lag.length > 0 && chart("Lag in time, by group", charts.behind, format.span, "Nobody was behind", slow)}
     ${chart("Time of an fsync", fsyncs(history), (value) => format.span(value === null || value === undefined ? value : value / 1000), "Nothing was stored")}
-    ${chart("Connections and sessions", gauges(history), format.short, "No connections")}
+    ${chart("Connections and sessions", gauges(history), format.count, "No connections")}
   </div>`;
 }
 
@@ -190,7 +190,7 @@ function Events() {
     { id: "detail", label: "Detail", wide: true, cell: ({ id, time, kind, ...detail }) => html`<${Name}>${JSON.stringify(detail).slice(0, 160)}<//>` },
   ];
   return html`<${Card} title="Events" note="newest first" flush actions=${html`<a href=${href("topic", { name: "$events" })}>All events</a>`}>
-    <${Loaded} of=${events} empty=${(data) => !data.length && html`<${Empty} title="No events yet">Connections and subscriptions are noted here.<//>`}>
+    <${Loaded} of=${events} empty=${(data) => !data.length && html`<${Empty} title="No events yet">Sessions, slow subscribers and failed consumers are noted here.<//>`}>
       ${(data) => html`<${Table} className="messages" label="Events" columns=${columns} rows=${data} keyOf=${(one) => one.id} sortParam="events" />`}
     <//>
   <//>`;

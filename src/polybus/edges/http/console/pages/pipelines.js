@@ -18,16 +18,16 @@ export default function Pipelines() {
   const state = live ? { data: live, error: null } : first;
   const refreshing = useRefresh(state.data, () => (first.reload(), tables.reload()));
   return html`<${Page} title="Pipelines" lead=${state.data && html`<${Lead} pipeline=${state.data} />`} actions=${state.data && html`<${Actions} pipeline=${state.data} reload=${first.reload} />`}>
-    <${Loaded} of=${state} empty=${(data) => data.state === "never" && html`<${Never} tables=${tables} />`}>${(data) => html`<${Running} pipeline=${data} tables=${tables} refresh=${refreshing.ask} />`}<//>
+    <${Loaded} of=${state} empty=${(data) => data.state === "never" && html`<${Never} tables=${tables} can=${data.actions.includes("start")} />`}>${(data) => html`<${Running} pipeline=${data} tables=${tables} refresh=${refreshing.ask} />`}<//>
     ${refreshing.shown}
   <//>`;
 }
 
-const Lead = ({ pipeline }) => html`<${Badge} tone=${TONES[pipeline.state]}>${pipeline.state}<//>
+const Lead = ({ pipeline }) => pipeline.state !== "never" && html`<${Badge} tone=${TONES[pipeline.state]}>${pipeline.state}<//>
   ${pipeline.master && html` <code>${format.safe(pipeline.master)}</code>`}${pipeline["uptime-s"] > 0 && pipeline.state === "running" ? ` up ${format.span(pipeline["uptime-s"])}` : ""}`;
 
-function Never({ tables }) {
-  return html`<${Fragment}><${Empty} title="No pipeline has run on this data">It turns topics into tables and alerts, and needs Java 17. Start the bus with it: <code>polybus up</code><//><${Tables} of=${tables} /><//>`;
+function Never({ tables, can }) {
+  return html`<${Fragment}><${Empty} title="No pipeline has run on this data">It turns topics into tables and alerts, and needs Java 17. ${can ? "Start it here, or with the bus:" : "Start the bus with it:"} <code>polybus up</code><//><${Tables} of=${tables} /><//>`;
 }
 
 function Actions({ pipeline, reload }) {
@@ -122,7 +122,7 @@ function endsText({ inputs = [], outputs = [] }) {
 function FlowNote({ flow }) {
   if (flow.error) return html`<span class="bad">${format.safe(flow.error).slice(0, 300)}</span>`;
   const failed = (flow.expectations ?? []).filter((one) => one.failed > 0);
-  if (failed.length) return html`<span>${failed.map((one) => html`<${Badge} key=${`${one.topic} ${one.name}`} tone="warn">${format.safe(one.name)}: ${format.count(one.failed)} rows failed<//> `)}</span>`;
+  if (failed.length) return html`<span>${failed.map((one) => html`<${Badge} key=${`${one.topic} ${one.name}`} tone="warn">${format.safe(one.name)}: ${format.plural(one.failed, "row")} failed<//> `)}</span>`;
   return html`<span class="dim">${format.safe(flow.warning ?? "")}</span>`;
 }
 

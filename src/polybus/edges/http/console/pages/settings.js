@@ -1,6 +1,6 @@
 // The effective settings, accounts and tokens, and who changed what.
 import { html, useMemo, useRef, useState } from "../vendor/preact.js";
-import { get, path, post, remove } from "../api.js";
+import { get, logInByToken, path, post, remove } from "../api.js";
 import { Badge, Card, chosenTab, Confirm, Copy, Dialog, Empty, Failure, Field, Loaded, Name, Page, say, Search, Table, Tabs, Time } from "../components.js";
 import * as format from "../format.js";
 import { useAction, useLoad } from "../hooks.js";
@@ -9,6 +9,7 @@ import { newest } from "./overview.js";
 
 const TABS = [["settings", "Settings"], ["accounts", "Accounts and tokens"], ["audit", "Audit"]];
 const AUDIT_SHOWN = 500;
+const VALUE_MAX = 2000;
 
 export default function Settings() {
   const shown = chosenTab("show", TABS);
@@ -22,10 +23,15 @@ export default function Settings() {
   <//>`;
 }
 
+const isPlain = (value) => value === null || typeof value !== "object";
+
+/** Each setting by its path, such as connectors[0].port. */
 function flat(value, prefix = "") {
-  if (value === null || typeof value !== "object" || Array.isArray(value)) return [[prefix, value]];
+  if (isPlain(value)) return [[prefix, value]];
   const entries = Object.entries(value);
-  return entries.length ? entries.flatMap(([name, one]) => flat(one, prefix ? `${prefix}.${name}` : name)) : [[prefix, "{}"]];
+  if (Array.isArray(value) ? value.every(isPlain) : !entries.length) return [[prefix, JSON.stringify(value)]];
+  const step = (name) => (Array.isArray(value) ? `[${name}]` : `${prefix && "."}${name}`);
+  return entries.flatMap(([name, one]) => flat(one, prefix + step(name)));
 }
 
 const useWord = () => (route.value.params.q ?? "").toLowerCase();
@@ -35,13 +41,13 @@ function Effective({ info }) {
   const word = useWord();
   const columns = [
     { id: "key", label: "Setting", value: ([key]) => key, cell: ([key]) => html`<code>${format.safe(key)}</code>` },
-    { id: "value", label: "Value", wide: true, cell: ([, value]) => html`<span class="mono">${format.safe(typeof value === "object" ? JSON.stringify(value) : String(value))}</span>` },
+    { id: "value", label: "Value", wide: true, cell: ([, value]) => html`<span class="mono">${format.safe(String(value)).slice(0, VALUE_MAX)}</span>` },
   ];
   return html`<div class="stack">
     ${info && html`<${About} info=${info} />`}
     <${Card} title="Effective settings" note="as the bus runs now" flush><${Loaded} of=${settings}>${(data) => {
       const rows = flat(data.settings).filter((one) => !word || JSON.stringify(one).toLowerCase().includes(word));
-      return rows.length ? html`<${Table} label="Settings" columns=${columns} rows=${rows} keyOf=${([key]) => key} />` : html`<${Empty} title="No setting matches">Search for less.<//>`;
+      return rows.length ? html`<${Table} whole className="settings" label="Settings" columns=${columns} rows=${rows} keyOf=${([key]) => key} />` : html`<${Empty} title="No setting matches">Search for less.<//>`;
     }}<//><//>
   </div>`;
 }
@@ -60,7 +66,7 @@ function Accounts() {
   const accounts = useLoad((stop) => get("/v1/accounts", {}, { signal: stop }));
   const [asked, setAsked] = useState(null);
   const close = () => setAsked(null);
-  if (accounts.error?.status === 403) return html`<${Empty} title="Only administrators see the accounts">Log in with the administrator's token, or use <code>polybus accounts list</code><//>`;
+  if (accounts.error?.status === 403) return html`<${NotAllowed} />`;
   const columns = [
     { id: "name", label: "Account", wide: true, value: (one) => one.name, cell: (one) => html`<${Name}>${one.name}<//>` },
     { id: "grants", label: "Shares", end: true, minor: true, cell: (one) => format.count(one.grants?.length ?? 0) },
@@ -78,6 +84,22 @@ function Accounts() {
     ${asked?.kind === "delete" && html`<${Confirm} title="Delete the account" word=${asked.account.name} does="Delete" close=${close} text="Its tokens end and its connections are closed."
       act=${async () => { await remove(path`/v1/accounts/${asked.account.name}`); say("Deleted the account"); accounts.reload(); }} />`}
   </div>`;
+}
+
+/** Without accounts nobody is asked to log in, but an administrator may. */
+function NotAllowed() {
+  const form = useRef(null);
+  const login = useAction(async () => {
+    await logInByToken(new FormData(form.current).get("token"));
+    location.reload();
+  });
+  return html`<${Empty} title="Only administrators see the accounts">
+    <p>The token of the administrator is in the file <code>admin.token</code> of the data folder. In a terminal: <code>polybus accounts list</code></p>
+    <form ref=${form} class="stack" onSubmit=${(event) => (event.preventDefault(), login.run())}>
+      <${Field} label="Token"><input name="token" type="password" required autocomplete="off" /><//>
+      <${Failure} error=${login.error} />
+      <div class="actions"><button class="primary" disabled=${login.running}>Log in</button></div>
+    </form><//>`;
 }
 
 function Tokens({ accounts, reload }) {

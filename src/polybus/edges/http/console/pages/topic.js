@@ -20,16 +20,19 @@ export default function Topic() {
   const title = { text: format.safe(name), shown: html`<${Name}>${name}<//>` };
   if (!name) return html`<${Page} title="Topic"><${Empty} title="No topic is chosen"><a href=${href("topics")}>Choose one of all topics</a><//><//>`;
   return html`<${Page} title=${title} lead=${html`<a href=${href("topics")}>Topics</a>`}>
-    <${Loaded} of=${topic}>${(data) => html`<${Fragment}>
+    ${topic.error?.code === "topic.unknown" && !topic.data ? html`<${Unknown} name=${name} />` : html`<${Loaded} of=${topic}>${(data) => html`<${Fragment}>
       <${Figures} topic=${data} />
       <${Tabs} param="tab" tabs=${TABS} label="Parts of the topic" />
       ${shown === "browse" && html`<${Browse} key=${name} topic=${data} />`}
       ${shown === "live" && html`<${Tail} key=${name} topic=${data} />`}
       ${shown === "publish" && html`<${Publish} key=${name} topic=${data} />`}
       ${shown === "about" && html`<${About} key=${name} topic=${data} reload=${topic.reload} />`}
-    <//>`}<//>
+    <//>`}<//>`}
   <//>`;
 }
+
+const Unknown = ({ name }) => html`<${Empty} title=${html`There is no topic <${Name}>${name}<//>`}>
+  It may have been deleted. <a href=${href("topics", { q: name })}>Search all topics</a> or <a href=${href("topics", { create: true, new: name })}>create it</a>.<//>`;
 
 function Figures({ topic }) {
   const live = figures.value?.topics?.[topic.name];
@@ -40,7 +43,7 @@ function Figures({ topic }) {
   const stop = Math.max(topic.stop, live?.[2] ?? 0);
   return html`<div class="tiles">
     <${Tile} label="Messages" value=${format.short(stop - topic.start)} note=${`offsets ${format.count(topic.start)} to ${format.count(stop)}`} to=${here()} />
-    <${Tile} label="In" value=${format.perSecond(into)} note=${topic["published-on"].map(format.protocol).join(", ") || "nothing since the start"} to=${here("live")} />
+    <${Tile} label="In" value=${format.perSecond(into)} note=${topic["published-on"].map(format.protocol).join(", ") || "nobody yet"} to=${here("live")} />
     <${Tile} label="Out" value=${format.perSecond(out)} note=${format.plural(topic.subscribers, "subscriber")} to=${here("about")} />
     <${Tile} label="Lag" value=${format.messages(topic.lag)} note=${topic.consumers?.length ? format.plural(topic.consumers.length, "group") : "no groups"} to=${here("about")} />
     <${Tile} label="Size" value=${format.bytes(topic["stored-bytes"])} note=${`${format.bytes(topic["history-bytes"])} of history`} to=${here("about")} />
@@ -62,7 +65,7 @@ function About({ topic, reload }) {
     { id: "lag", label: "Lag", end: true, cell: (one) => format.plural(one.lag, "message") },
   ];
   return html`<div class="columns">
-    <${Card} title="Groups that read it" flush>
+    <${Card} title="Groups that read it" flush actions=${html`<a href=${href("consumers", { q: topic.name })}>All who read it</a>`}>
       ${topic.consumers?.length ? html`<${Table} label="Groups" columns=${columns} rows=${topic.consumers} keyOf=${(one) => one.group} />` : html`<${Empty} title="No group reads this topic">Spark flows, and programs that report their position, are shown here.<//>`}
     <//>
     <${Card} title="Settings">

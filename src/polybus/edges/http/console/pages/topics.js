@@ -71,11 +71,11 @@ const COLUMNS = [
   { id: "out", label: "Out", end: true, minor: true, value: (one) => one["out-per-s"], cell: (one) => format.perSecond(one["out-per-s"]) },
   { id: "held", label: "Messages", end: true, value: (one) => one.stop - one.start, cell: (one) => html`<span title=${`offsets ${format.count(one.start)} to ${format.count(one.stop)}`}>${format.short(one.stop - one.start)}</span>` },
   { id: "disk", label: "Size", end: true, minor: true, value: (one) => one["stored-bytes"], cell: (one) => html`<span title=${`on disk: ${format.bytes(one["history-bytes"])} of history, and newer messages in the journal, estimated`}>${format.bytes(one["stored-bytes"])}</span>` },
-  { id: "size", label: "Bytes in", end: true, minor: true, value: (one) => one["bytes-in"], cell: (one) => format.bytes(one["bytes-in"]) },
+  { id: "size", label: "Bytes in", end: true, minor: true, spare: true, value: (one) => one["bytes-in"], cell: (one) => format.bytes(one["bytes-in"]) },
   { id: "kept", label: "Kept", minor: true, value: (one) => one.retention["retention-age-s"] || Infinity, cell: (one) => keptText(one.retention) },
   { id: "lag", label: "Lag", end: true, minor: true, value: (one) => one.lag, cell: (one) => (one.lag === null ? html`<span class="dim">–</span>` : format.messages(one.lag)) },
   { id: "subscribers", label: "Subscribers", end: true, minor: true, value: (one) => one.subscribers, cell: (one) => format.count(one.subscribers) },
-  { id: "protocols", label: "Published on", minor: true, cell: (one) => html`<span class="line">${one["published-on"].slice(0, 1).map((name) => html`<${Protocol} key=${name} name=${name} />`)}${one["published-on"].length > 1 ? html`<span class="dim" title=${one["published-on"].map(format.protocol).join(", ")}>+${one["published-on"].length - 1}</span>` : ""}</span>` },
+  { id: "protocols", label: "Published on", minor: true, spare: true, cell: (one) => html`<span class="line">${one["published-on"].slice(0, 1).map((name) => html`<${Protocol} key=${name} name=${name} />`)}${one["published-on"].length > 1 ? html`<span class="dim" title=${one["published-on"].map(format.protocol).join(", ")}>+${one["published-on"].length - 1}</span>` : ""}</span>` },
   { id: "last", label: "Last", end: true, minor: true, value: (one) => one["last-time"] ?? "", cell: (one) => html`<${Time} at=${one["last-time"]} milliseconds=${false} />` },
 ];
 
@@ -94,8 +94,8 @@ export function retentionOf(form) {
 
 function Create({ done }) {
   const form = useRef(null);
-  const [name, setName] = useState("");
-  const close = () => change({ create: "" });
+  const [name, setName] = useState(route.value.params.new ?? "");
+  const close = () => change({ create: "", new: "" });
   const create = useAction(async () => {
     const made = await post("/v1/topics", { name, ...retentionOf(form.current) });
     say(`Created ${format.safe(made.name)}`);

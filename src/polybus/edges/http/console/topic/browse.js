@@ -1,10 +1,9 @@
 // Browse a topic: by offset, by time on the histogram, and by filters. All of it is in the address.
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact.js";
 import { download, get, path } from "../api.js";
-import { Card, Dialog, Empty, Failure, Field, Protocol, say, Table, Time, Waiting } from "../components.js";
+import { Badge, Card, Dialog, Empty, Failure, Field, Protocol, say, Table, Time, Waiting } from "../components.js";
 import * as format from "../format.js";
-import { useAction, useLoad } from "../hooks.js";
-import { onKey } from "../keys.js";
+import { useAction, useLoad, useRowKeys } from "../hooks.js";
 import { change, route } from "../router.js";
 import { forgetFilter, savedFilters, saveFilter } from "../store.js";
 import { Histogram } from "./histogram.js";
@@ -22,11 +21,13 @@ export function Browse({ topic }) {
   const histogram = useLoad((stop) => get(path`/v1/topics/${topic.name}/histogram`, { from: params.zoom && params.since, to: params.zoom && params.until, bins: 120 }, { signal: stop }), [topic.name, topic.epoch, params.zoom, params.zoom && params.since, params.zoom && params.until]);
   const rows = useRows(topic);
   const opened = params.message === undefined ? null : Number(params.message);
-  useMessageKeys(rows.shown, opened);
+  const { shown } = rows;
+  useRowKeys(shown?.length ?? 0, opened === null || !shown ? null : placeOf(shown, opened), (index) => change({ message: String(shown.at(index).offset) }), () => change({ message: "" }));
   return html`<div class="stack">
     <${Card} label="Time and filters">
       ${histogram.data && histogram.data.counts.length > 0 && html`<${Histogram} data=${histogram.data} picked=${!params.zoom && isTime(params.since) && isTime(params.until) ? [params.since, params.until] : null}
         pick=${(range) => change({ since: range?.[0], until: range?.[1], zoom: "", before: "", message: "" })} />`}
+      ${histogram.loading && !histogram.data && html`<div class="counting"><${Waiting} text="Counting the messages over time" /></div>`}
       ${histogram.error && !histogram.data && html`<p class="notice">The messages over time cannot be shown: ${format.safe(histogram.error.message)}</p>`}
       ${(params.since || params.until) && html`<div class="bar"><span>From ${params.since ? html`<${Time} at=${params.since} />` : "the first message"} to ${params.until ? html`<${Time} at=${params.until} />` : "the newest"}</span>
         ${params.since && params.until && !params.zoom && html`<button type="button" onClick=${() => change({ zoom: true })}>Zoom in</button>`}
@@ -91,6 +92,7 @@ function useRows(topic) {
     ...state, low, high, limit, time_s, isSearch,
     error: state.error ?? (waits ? range.error : null),
     isNewest: params.before === undefined,
+    newer: topic.stop - stop_at,
     stop: () => (running.current?.abort(), setState((old) => ({ ...old, running: false, next: old.at ?? null }))),
     more: () => load(state.next, state.found ?? []),
     newest: () => (setStopAt(topic.stop), change({ before: "", message: "" }), topic.stop === stop_at && load()),
@@ -107,19 +109,6 @@ function placeOf(shown, offset) {
     else high = middle;
   }
   return low;
-}
-
-function useMessageKeys(shown, opened) {
-  const latest = useRef(null);
-  latest.current = (step) => {
-    if (!shown?.length) return;
-    const next = opened === null ? 0 : Math.min(shown.length - 1, Math.max(0, placeOf(shown, opened) + step));
-    change({ message: String(shown.at(next).offset) });
-  };
-  useEffect(() => {
-    const ends = [onKey("j", () => latest.current(1)), onKey("k", () => latest.current(-1)), onKey("Escape", () => change({ message: "" }))];
-    return () => ends.forEach((end) => end());
-  }, []);
 }
 
 function Filters() {
@@ -194,7 +183,7 @@ function Bar({ topic, rows }) {
     <label class="check">Rows <select value=${String(rows.limit)} onChange=${(event) => change({ rows: event.target.value === "100" ? "" : event.target.value })}>${ROWS.map((one) => html`<option key=${one} value=${one}>${format.count(Number(one))}</option>`)}</select></label>
     ${rows.isSearch && html`<label class="check">Search at most <select value=${rows.time_s === Infinity ? "none" : String(rows.time_s)} onChange=${(event) => change({ within: event.target.value === "60" ? "" : event.target.value })}>${LIMITS.map(([id, text]) => html`<option key=${id} value=${id}>${text}</option>`)}</select></label>`}
     ${!rows.isSearch && html`<div class="bar">
-      <button type="button" onClick=${rows.newest}>Newest</button>
+      <button type="button" onClick=${rows.newest}>Newest</button>${rows.newer > 0 && html`<${Badge} tone="accent">${format.count(rows.newer)} new<//>`}
       <button type="button" disabled=${rows.isNewest} onClick=${() => change({ before: String(rows.high + rows.limit), message: "" })}>Newer</button>
       <button type="button" disabled=${rows.high - rows.limit <= rows.low} onClick=${() => change({ before: String(rows.high - rows.limit), message: "" })}>Older</button>
     </div>`}

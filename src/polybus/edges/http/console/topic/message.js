@@ -3,7 +3,7 @@ import { html, useMemo } from "../vendor/preact.js";
 import { ask, download, get, path, save } from "../api.js";
 import { Badge, Card, Copy, Empty, Failure, Loaded, Name, Protocol, Time, Waiting } from "../components.js";
 import * as format from "../format.js";
-import { useAction, useLoad } from "../hooks.js";
+import { useAction, useInView, useLoad } from "../hooks.js";
 import { change, href, route } from "../router.js";
 import { keyText } from "./rows.js";
 
@@ -20,7 +20,8 @@ export function Message({ topic, offset }) {
   const raw = useLoad(async (stop) => new Uint8Array(await (await ask("GET", path`/v1/topics/${topic.name}/messages/${offset}`, { query: { epoch }, accept: "application/octet-stream", signal: stop })).arrayBuffer()), [topic.name, offset, epoch]);
   const found = message.data?.message;
   const link = new URL(href("topic", { name: topic.name, message: offset, epoch: topic.epoch, before: offset + 1 }), location.origin).href;
-  return html`<aside class="card message" aria-label=${`Message ${offset}`}>
+  const box = useInView(offset);
+  return html`<aside class="card message" ref=${box} aria-label=${`Message ${offset}`}>
     <header class="card-head"><h2>Message ${format.count(offset)}</h2>${found?.masked && html`<${Badge} tone="warn">masked<//>`}${found?.cut && html`<${Badge}>shown in part<//>`}
       <div class="actions"><${Copy} text=${link} label="Copy link" />
         ${found?.masked ? html`<button type="button" disabled title="a part of it is hidden from you: what you would send is not what was stored">Resend</button>` : html`<a class="button" href=${href("topic", { name: topic.name, tab: "publish", resend: offset })}>Resend</a>`}

@@ -2,7 +2,7 @@
 import { html, useEffect, useRef, useState } from "../vendor/preact.js";
 import { Badge, Card, Empty, Failure, Protocol, Table, Time } from "../components.js";
 import * as format from "../format.js";
-import { useLive } from "../hooks.js";
+import { placeOf, useLive, useRowKeys } from "../hooks.js";
 import { onKey } from "../keys.js";
 import { change, go, route } from "../router.js";
 import { Message } from "./message.js";
@@ -28,8 +28,9 @@ export function Tail({ topic }) {
     setPaused(paused.current);
   };
   useEffect(() => onKey("p", pause), []);
-  useEffect(() => onKey("Escape", () => change({ message: "" })), []);
   const opened = params.message === undefined ? null : Number(params.message);
+  const show = (one) => change({ message: String(one.offset) });
+  useRowKeys(state.rows.length, placeOf(state.rows, (one) => one.offset === opened), (index) => show(state.rows[index]), () => change({ message: "" }));
   return html`<div class=${opened === null ? "split" : "split opened"}>
     <${Card} flush label="Live messages">
       <div class="card-head bar padded">
@@ -41,7 +42,7 @@ export function Tail({ topic }) {
       </div>
       ${params.text && state.skipped > 0 && html`<p class="notice">More comes than is shown. The text is looked for in what is shown alone: messages that were skipped may have it. Browse the topic to search in all.</p>`}
       <${Failure} error=${error} />
-      ${state.rows.length ? html`<${Table} className="messages" label="Live messages" columns=${COLUMNS} rows=${state.rows} keyOf=${(one) => one.offset} opened=${opened} open=${(one) => change({ message: String(one.offset) })} />`
+      ${state.rows.length ? html`<${Table} className="messages" label="Live messages" columns=${COLUMNS} rows=${state.rows} keyOf=${(one) => one.offset} opened=${opened} open=${show} />`
         : html`<${Empty} title="Waiting for messages">They show here as they are published, on any protocol. <button type="button" class="quiet" onClick=${() => go("topic", { name: topic.name, tab: "publish" })}>Publish one</button><//>`}
     <//>
     ${opened !== null && html`<${Message} topic=${topic} offset=${opened} />`}
