@@ -103,6 +103,18 @@ def test_a_published_message_reaches_the_account_that_a_topic_is_shared_with(
         assert b"auth.failed" in done.stderr and b"wrong@" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [("accounts create shop --data {}", "--password-stdin"), ("login shop", "--token-stdin")],
+)
+def test_a_script_without_a_password_is_told_the_option(
+    tmp_path: Path, command: str, option: str
+) -> None:
+    done = polybus(*command.format(tmp_path).split())
+    assert done.returncode == 2 and b"GetPassWarning" not in done.stderr
+    assert f"no terminal for the password; use {option}" in done.stderr.decode()
+
+
 def test_a_login_is_stored_for_this_user_until_it_is_revoked(tmp_path: Path) -> None:
     data, home = tmp_path / "data", str(tmp_path / "home")
     accounts_of(data, "create", "shop", "--password-stdin", stdin=b"pw\n")

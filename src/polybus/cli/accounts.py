@@ -12,7 +12,7 @@ import click
 
 from polybus.cli.common import admin
 from polybus.cli.common.options import json_option, only_files, settings_options
-from polybus.cli.common.output import echo, echo_json, echo_table
+from polybus.cli.common.output import ask_password, echo, echo_json, echo_table
 from polybus.config import Config
 from polybus.errors import UsageError
 from polybus.log import file_modes
@@ -286,8 +286,7 @@ def _path(name: str) -> str:
 def _password(from_stdin: bool) -> str:
     if from_stdin:
         return sys.stdin.readline().rstrip("\r\n")
-    found: str = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
-    return found
+    return ask_password("--password-stdin", twice=True)
 
 
 def _shared(text: str) -> tuple[str, str]:

@@ -7,7 +7,7 @@ import click
 import msgspec
 
 from polybus.cli.common.options import http_url_option
-from polybus.cli.common.output import say
+from polybus.cli.common.output import ask_password, say
 from polybus.client.http.blocking import opened
 from polybus.client.http.connection import JSON
 from polybus.client.options import Address, Credentials, parse, stored_tokens, tokens_path
@@ -48,7 +48,7 @@ def login(user: str | None, token_stdin: bool, expires: str, out: bool, url: str
         from polybus.cli.accounts import end_of
 
         user = user or click.prompt("User", err=True)
-        password = click.prompt("Password", hide_input=True, err=True)
+        password = ask_password("--token-stdin")
         wanted = {"expires": end_of(expires)}
         token = _ask(address, Credentials(user, password), "POST", "/v1/tokens", wanted)["token"]
     _store(stored_tokens() | {address.authority: token})

@@ -7,6 +7,9 @@ control characters, so that no text can control the terminal.
 import base64
 import contextlib
 import functools
+import getpass
+import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -130,3 +133,23 @@ def progress_bar(
     disable = hidden or not console.is_terminal
     with Progress(console=console, transient=True, disable=disable) as bar:
         yield functools.partial(bar.update, bar.add_task(text[:60], total=total))
+
+
+def ask_password(instead: str, *, twice: bool = False) -> str:
+    """The password that the user types, unseen, or a line of standard input.
+
+    `instead` is the option for scripts, which the error names if there is neither.
+    """
+    with warnings.catch_warnings():
+        # Without a terminal there is nobody to see it.
+        warnings.simplefilter("ignore", getpass.GetPassWarning)
+        try:
+            found: str = click.prompt(
+                "Password", hide_input=True, confirmation_prompt=twice, err=True
+            )
+        except click.Abort:
+            if sys.stdin.isatty():
+                raise
+            text = f"there is no terminal for the password; use {instead}"
+            raise click.UsageError(text) from None
+    return found
