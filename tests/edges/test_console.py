@@ -556,6 +556,8 @@ def test_the_console_continues_when_the_bus_comes_back(console: Console, bus: Co
         return any("after the restart" in one for one in console.texts("td.wide"))
 
     console.until(is_shown, "a message after the restart")
+    console.open("topics")
+    console.sees("earlier", within="td")
 
 
 def test_favourites_filters_and_the_theme_are_remembered(console: Console) -> None:

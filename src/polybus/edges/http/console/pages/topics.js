@@ -76,7 +76,7 @@ const COLUMNS = [
   { id: "lag", label: "Lag", end: true, minor: true, value: (one) => one.lag, cell: (one) => (one.lag === null ? html`<span class="dim">–</span>` : format.messages(one.lag)) },
   { id: "subscribers", label: "Subscribers", end: true, minor: true, value: (one) => one.subscribers, cell: (one) => format.count(one.subscribers) },
   { id: "protocols", label: "Published on", minor: true, spare: true, cell: (one) => html`<span class="line">${one["published-on"].slice(0, 1).map((name) => html`<${Protocol} key=${name} name=${name} />`)}${one["published-on"].length > 1 ? html`<span class="dim" title=${one["published-on"].map(format.protocol).join(", ")}>+${one["published-on"].length - 1}</span>` : ""}</span>` },
-  { id: "last", label: "Last", end: true, minor: true, value: (one) => one["last-time"] ?? "", cell: (one) => html`<${Time} at=${one["last-time"]} milliseconds=${false} />` },
+  { id: "last", label: "Last", end: true, minor: true, value: (one) => one["last-time"] ?? "", cell: (one) => (one["last-time"] || one.stop === one.start ? html`<${Time} at=${one["last-time"]} milliseconds=${false} />` : html`<span class="dim" title="before the bus started">earlier</span>`) },
 ];
 
 /** The fields of a topic's retention; empty is the bus's own. */
