@@ -112,7 +112,8 @@ def test_one_picture_is_printed_where_there_is_no_terminal(bus: ServedBus) -> No
     done = polybus("top", "--once", "--data", str(bus.data))
     assert done.returncode == 0, done.stderr
     assert b"news" in done.stdout and b"connections" in done.stdout
-    refused = polybus("top", "--data", str(bus.data.parent))
+    (empty := bus.data.parent / "empty").mkdir()
+    refused = polybus("top", "--data", str(empty))
     assert refused.returncode == 1 and b"polybus serve" in refused.stderr
 
 

@@ -26,6 +26,7 @@ from cluster_kit import (
     url,
 )
 
+from polybus.batch import Batch
 from polybus.bench import generator
 from polybus.bench.cluster import kafka as confluent
 from polybus.bench.cluster.nodes import ONE_TOPIC, NodeBench, rate_of_nodes
@@ -34,6 +35,7 @@ from polybus.bench.report import figures_of
 from polybus.config import Config
 from polybus.edges.node import Node, open_log
 from polybus.errors import ConfigError, StorageError
+from polybus.log.columns import copy_of
 from polybus.log.interface import SHARED, Log, LogCallbacks
 from polybus.log.kafka.transacting import KafkaTransaction
 from polybus.log.layout import admin_token_path
@@ -323,6 +325,29 @@ async def test_a_transaction_is_done_once_whichever_node_is_asked(
         while "5" not in browser.texts:
             await browser.poll(url(b))
         assert browser.texts == ["1", "2", "between", "4", "5"]
+
+
+async def test_a_node_that_has_not_read_the_last_transaction_reads_it_before_it_refuses_another(
+    brokers: KafkaBrokers, prefix: str, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with nodes(brokers, prefix, "t") as (a, b):
+        commits = Commits(http)
+        await commits.done(a, 0, t=[b"1"])
+        # Whatever arrives waits until the node makes sure that it has everything.
+        late: list[Batch] = []
+        transactions: Any = a.services.transactions
+        loop = asyncio.get_running_loop()
+        deliver, settle = transactions.deliver, transactions._cluster.settle
+
+        def arrive(topic: str) -> None:
+            settle(topic)
+            loop.call_soon_threadsafe(lambda: [deliver(one) for one in late])
+
+        monkeypatch.setattr(transactions, "deliver", lambda batch, *_: late.append(copy_of(batch)))
+        monkeypatch.setattr(transactions._cluster, "settle", arrive)
+        await commits.done(b, 1, t=[b"2"])
+        await commits.done(a, 2, t=[b"3"])
+        assert await stored(a, "t") == [b"1", b"2", b"3"]
 
 
 async def test_a_transaction_of_many_parts_is_visible_as_a_whole(

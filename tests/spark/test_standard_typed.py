@@ -194,7 +194,7 @@ def test_a_schema_change_that_readers_can_follow_is_taken(spark: Any, tmp_path: 
     ("schema", "problem"),
     [
         ("id STRING, price DECIMAL(6,2), tags ARRAY<STRING>, more VARIANT", "id is integer, now"),
-        ("id INT, tags ARRAY<STRING>, more VARIANT", "column price is gone"),
+        ("id INT, tags ARRAY<STRING>, more VARIANT", "column price is missing"),
         ("ID INT, price DECIMAL(6,2), tags ARRAY<STRING>, more VARIANT", "now spelled ID"),
         ("id INT, price DECIMAL(6,3), tags ARRAY<STRING>, more VARIANT", "price is decimal"),
         ("id INT, price DECIMAL(6,2), tags ARRAY<INT>, more VARIANT", "tags is"),

@@ -19,6 +19,7 @@ is not used.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ import msgspec
 
 from polybus.batch import Batch
 from polybus.bus.subscriptions import Publisher, Subscriber
-from polybus.errors import StorageError
+from polybus.errors import StorageError, UsageError
 from polybus.log.interface import ClusterLog, LogTransaction
 from polybus.services.accounts.access import AccountAccess
 from polybus.services.accounts.accounts import Accounts
@@ -112,8 +113,11 @@ class ClusterTransactions(Transactions, Subscriber):
         key = wanted.key
         lock = self._locks.setdefault(key.producer, asyncio.Lock())
         async with lock:
-            offsets = self._decide(wanted)
-            is_known = offsets is not None
+            offsets, is_known = None, True
+            # Only an answer counts: a refusal may be due to a transaction that another node has
+            # committed and this node has not read yet.
+            with contextlib.suppress(UsageError):
+                offsets = self._decide(wanted)
             if offsets is None:
                 offsets, is_known = await self._begin(wanted, access)
             await asyncio.to_thread(staging.drop, self._data, key.producer, batch_max=key.batch)
