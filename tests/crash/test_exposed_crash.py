@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from crash_kit import Crash, Run, crashes
 from deltalake import DeltaTable
@@ -12,6 +14,7 @@ from test_history_crash import DAY_US, five_days, handed_over_once
 
 from polybus.config import Retention
 from polybus.log import delta
+from polybus.log.disk import Disk
 from polybus.log.history import exposed, retention
 from polybus.log.history.handover import hand_over
 from polybus.log.interface import TopicSettings
@@ -77,6 +80,44 @@ def expose(run: Run) -> None:
 
 def test_an_exposed_topic_has_its_whole_history_in_the_table_or_no_table() -> None:
     for crash in crashes(expose, look, start=handed_over_once):
+        assert crash.seen[2] == ["1", "2"] or not (crash.acknowledged or crash.seen[2]), crash
+        assert crash.end[2] == ["1", "2"], crash
+
+
+def exposed_and_copied(run: Run) -> None:
+    """The data folder was copied without its hard links."""
+    exposed_once(run)
+    for path in (topic_folder(run.data, "a") / exposed.TABLE).glob("date=*/*.parquet"):
+        content = path.read_bytes()
+        path.unlink()
+        path.write_bytes(content)
+
+
+def test_no_file_of_a_copied_table_is_missing_while_it_becomes_a_link() -> None:
+    for crash in crashes(expose, look, start=exposed_and_copied, ends=("kill", "cut")):
+        assert crash.seen[2] == crash.end[2] == ["1", "2"], crash
+
+
+class _Killed(BaseException):
+    """A process ends."""
+
+
+class _KilledDisk(Disk):
+    def sync_folder(self, path: Path) -> None:
+        if path.parent.name == exposed.TABLE and path.name.startswith("date="):
+            raise _Killed
+        super().sync_folder(path)
+
+
+def expose_after_a_killed_one(run: Run) -> None:
+    """The first process has linked a file, and is killed before its fsync."""
+    with suppress(_Killed), mock.patch.object(exposed, "Disk", _KilledDisk):
+        exposed.expose(run.data, "a")
+    expose(run)
+
+
+def test_a_link_of_a_killed_writer_is_durable_before_a_version_names_it() -> None:
+    for crash in crashes(expose_after_a_killed_one, look, start=handed_over_once):
         assert crash.seen[2] == ["1", "2"] or not (crash.acknowledged or crash.seen[2]), crash
         assert crash.end[2] == ["1", "2"], crash
 

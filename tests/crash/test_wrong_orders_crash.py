@@ -156,7 +156,7 @@ def place_blobs_without_folder_fsync(run: Run) -> None:
 
 def make_a_version_before_its_links(run: Run) -> None:
     link = exposed._link
-    exposed._link = lambda folder, files, disk: link(folder, files, NoFolderSync())
+    exposed._link = lambda folder, files, known, disk: link(folder, files, known, NoFolderSync())
     exposed_topics.hand_over_and_seal(run)
 
 

@@ -289,6 +289,28 @@ async def test_a_deleted_topic_is_told_and_does_not_stop_the_session() -> None:
         assert values({"3": packs["3"]}) == [2]
 
 
+async def test_a_topic_may_be_deleted_while_a_session_reads_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with http_bus("a") as http:
+        await http.publish("a", b"1")
+        key = await http.open_session("a", **{"from": "earliest"})
+        log, bus = http.node.bus.log, http.node.bus
+        loop, read = asyncio.get_running_loop(), log.read
+
+        async def delete() -> None:
+            if bus.has_topic("a"):
+                bus.delete_topic("a")
+
+        def read_late(*given: Any, **named: Any) -> Any:
+            asyncio.run_coroutine_threadsafe(delete(), loop).result()
+            return read(*given, **named)
+
+        monkeypatch.setattr(log, "read", read_late)
+        packs = await http.packs(key)
+        assert [["topic.deleted", {"topic": "a"}]] in packs.values()
+
+
 async def test_many_sessions_share_one_payload_in_memory_and_on_disk(tmp_path: Path) -> None:
     async with http_bus("news", data=str(tmp_path)) as http:
         inboxes: Inboxes = http.node.services.inboxes

@@ -93,6 +93,14 @@ def test_a_cut_makes_the_folder_as_it_is_left(shim: Shim) -> None:
     assert PowerCut(shim).left(random.Random(5)) == left
 
 
+def test_a_file_with_two_names_is_still_one_file_after_a_cut(shim: Shim) -> None:
+    power = PowerCut(shim)
+    run(shim, 'append("a", b"one"); os.link(root / "a", root / "b"); sync(root)')
+    power.cut(random.Random(6))
+    assert (shim.root / "a").samefile(shim.root / "b")
+    assert (shim.root / "b").read_bytes() == b"one"
+
+
 def test_what_is_synced_with_its_folder_survives(shim: Shim) -> None:
     program = 'append("a", b"one"); sync(root)'
     assert after_cuts(shim, program, "a") == {(b"one",)}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -17,6 +19,19 @@ from polybus.torture.bus.warm import WarmProcess
 pytestmark = pytest.mark.slow
 
 USAGE = 2
+FORKER = """
+import os, socket
+from polybus.torture.bus import handover_forker
+
+bus, forker = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+with open(os.devnull, "w") as output:
+    socket.send_fds(bus, [b"[]"], [output.fileno()])
+# The forker gets the request, and cannot answer.
+bus.shutdown(socket.SHUT_RD)
+socket.socketpair = lambda *_: (bus, forker)
+handover_forker.start_forker()
+os.wait()
+"""
 
 
 def test_every_thread_gets_the_exit_code_while_others_start(tmp_path: Path) -> None:
@@ -74,3 +89,10 @@ async def test_hand_overs_are_forks_and_nothing_outlives_its_bus(tmp_path: Path)
         await_end(forker)
     finally:
         child.kill()
+
+
+def test_the_log_has_no_exception_if_a_bus_ends_while_its_hand_over_is_forked() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKER], capture_output=True, text=True, timeout=20, check=True
+    )
+    assert done.stderr == ""

@@ -303,7 +303,7 @@ def follow(folder: Path, manifest: Manifest, disk: Disk | None = None) -> int:
     state = read_table(table)
     shutil.rmtree(table / STAGING, ignore_errors=True)  # Left by a writer that was killed.
     files = {_path(file): file for file in manifest.files}
-    _link(folder, files, disk)
+    _link(folder, files, state.paths, disk)
     if state.version < 0 or state.paths != files.keys():
         actions = _actions(state, files, manifest.handed_over)
         state.version += 1
@@ -338,22 +338,45 @@ def read_table(table: Path) -> ExposedTable:
     return state
 
 
-def _link(folder: Path, files: Mapping[str, HistoryFile], disk: Disk) -> None:
-    """Link every file of history into the table, durably."""
+def _link(
+    folder: Path, files: Mapping[str, HistoryFile], known: Collection[str], disk: Disk
+) -> None:
+    """Link every file of history into the table, durably; versions name the `known` ones."""
     table = exposed_folder(folder)
     disk.make_folder(table)
     changed = set()
     for path, file in files.items():
         source, target = folder / file.path, table / path
-        with suppress(FileNotFoundError):
-            if os.path.samefile(source, target):
-                continue
-            disk.unlink(target)  # The history's file was restored from a backup.
-        disk.make_folder(target.parent)
-        disk.link(source, target)
+        if not _is_same(source, target):
+            disk.make_folder(target.parent)
+            _replace_link(source, target, table / STAGING, disk)
+        elif path in known:
+            continue
+        # Also that of an existing link: its writer may have been killed before the fsync.
         changed.add(target.parent)
     for parent in sorted(changed):
         disk.sync_folder(parent)
+
+
+def _is_same(source: Path, target: Path) -> bool:
+    try:
+        return os.path.samefile(source, target)
+    except FileNotFoundError:
+        return False
+
+
+def _replace_link(source: Path, target: Path, staging: Path, disk: Disk) -> None:
+    """Link a file of history into the table.
+
+    A target may be there: the history's file was restored from a backup, or the data folder was
+    copied without its hard links. A version may name it, so it must never be missing.
+    """
+    if not target.exists():
+        disk.link(source, target)
+        return
+    disk.make_folder(staging)
+    disk.link(source, staging / target.name)
+    disk.rename(staging / target.name, target)
 
 
 def _actions(state: ExposedTable, files: Mapping[str, HistoryFile], stop: int) -> list[Action]:

@@ -49,6 +49,7 @@ from polybus.services.blobs.turns import AccountTurns
 from polybus.services.blobs.unfinished import UnfinishedUploads, UploadId
 from polybus.services.blobs.uploads import IncomingBlob, Uploader, UploadRoom
 from polybus.services.context import Context
+from polybus.services.repeating import RepeatedWork
 from polybus.services.threads import in_thread
 from polybus.services.topics import refuse_in_cluster
 
@@ -130,7 +131,8 @@ class Blobs:
         self._reads = AccountTurns(context.loop, bytes_max=READS_BYTES_MAX)
         self.unfinished = UnfinishedUploads(context, self._disk, self.sweep_soon)
         self._sweep: asyncio.TimerHandle | None = None
-        self._sweeping: asyncio.Task[None] | None = None
+        self._sweeps = RepeatedWork(logger, "blobs without messages stay")
+        self._sweeping: asyncio.Task[bool] | None = None
         self._sweeps_again = False
         self._unread: set[str] | None = None
         """The topics whose messages may lack their marks; None means all that existed before."""
@@ -468,7 +470,9 @@ class Blobs:
 
     def sweep_soon(self) -> None:
         if self._sweeping is None or self._sweeping.done():
-            self._sweeping = self._context.loop.create_task(self._sweep_slowly())
+            self._sweeping = self._context.loop.create_task(
+                self._sweeps.attempt(self._sweep_slowly())
+            )
         else:
             self._sweeps_again = True
 

@@ -32,12 +32,13 @@ async def catch_up(log: Log, cache: JsonCache, session: Session) -> None:
         feed, offset = follow.feed, follow.offset
         try:
             piece = await asyncio.to_thread(_read_next, log, follow, offset)
+            if session.follows.get(feed.topic) is not follow or follow.offset != offset:
+                # Another request was faster, or the session no longer follows the topic, which may
+                # be deleted.
+                continue
             start = 0 if piece is not None else log.bounds(feed.topic).start
         except StorageError:
             session.hold(feed.topic)
-            continue
-        if session.follows.get(feed.topic) is not follow or follow.offset != offset:
-            # Another request was faster, or the session no longer follows the topic.
             continue
         if piece is None:
             # The messages that the session needs have expired: continue where the log begins.

@@ -40,6 +40,7 @@ from polybus.services.accounts.access import AccountAccess
 from polybus.services.accounts.accounts import Accounts
 from polybus.services.blobs.blobs import Blobs, StoredPayload
 from polybus.services.context import Context
+from polybus.services.repeating import RepeatedWork
 from polybus.services.state import StateDb
 from polybus.services.state_rows import summed
 from polybus.services.threads import in_thread
@@ -150,7 +151,7 @@ class Transactions:
         self._thread.shutdown(wait=False)
         try:
             await self._save()
-        except StorageError as error:
+        except PolybusError as error:
             # Nothing is lost: the next start reads the records from the log.
             logger.warning("%s", error)
 
@@ -196,11 +197,9 @@ class Transactions:
                 self._producers[damage.name] = Producer(name=damage.name, query=LOST_QUERY)
 
     async def _keep_house(self) -> None:
+        saving = RepeatedWork(logger, "the producers cannot be saved")
         while True:
-            try:
-                await self._save()
-            except StorageError as error:
-                logger.warning("%s", error)
+            await saving.attempt(self._save())
             durable = self._bus.log.durable
             self._tickets = {name: one for name, one in self._tickets.items() if one > durable}
             keep = {path for one in self._producers.unfinished() for path in self._paths(one)}

@@ -40,7 +40,9 @@ def start_forker() -> None:
         libc.prctl(_PDEATHSIG, signal.SIGKILL)
         # The bus may have ended before that.
         if os.getppid() == bus:
-            _fork_for(theirs, bus)
+            # It may end while this forks a hand-over for it.
+            with contextlib.suppress(ConnectionError):
+                _fork_for(theirs, bus)
         os._exit(0)
     theirs.close()
 

@@ -262,13 +262,18 @@ class PowerCut:
         new = root.with_name("after-cut")
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(mode=mode)
-        for name, content in self.left(chance).items():
+        names, contents = self._left(chance)
+        written: dict[int, Path] = {}
+        for name, inode in names.items():
             path = new / name
-            if content is None:
+            if inode is None:
                 path.mkdir(mode=mode)
+            elif inode in written:
+                path.hardlink_to(written[inode])
             else:
                 path.touch(mode & 0o660)
-                path.write_bytes(content)
+                path.write_bytes(contents[inode])
+                written[inode] = path
         shutil.rmtree(root)
         new.rename(root)
         shim.forget()
@@ -276,6 +281,11 @@ class PowerCut:
 
     def left(self, chance: random.Random) -> dict[str, bytes | None]:
         """A state that a power cut may leave: folders, and files with their content."""
+        names, contents = self._left(chance)
+        return {name: None if inode is None else contents[inode] for name, inode in names.items()}
+
+    def _left(self, chance: random.Random) -> tuple[dict[str, int | None], dict[int, bytes]]:
+        """The paths, with the inodes of files, and the contents by inode."""
         names = copy.deepcopy(self._names)
         names.begin(self._shim.root)
         below = [path for path in self._shim.root.rglob("*") if path.is_dir()]
@@ -289,12 +299,11 @@ class PowerCut:
         paths = self._shim.root.rglob("*")
         inodes = {path.stat().st_ino: path for path in paths if path.is_file()}
         contents: dict[int, bytes] = {}
-        left: dict[str, bytes | None] = {}
-        for name, inode in names.cut(chance).items():
+        left = names.cut(chance)
+        for inode in left.values():
             # A file may have two names.
             if inode is not None and inode not in contents:
                 grave = self._shim.graveyard / str(inode)
                 content = (grave if grave.exists() else inodes[inode]).read_bytes()
                 contents[inode] = files[inode].cut(content, chance)
-            left[name] = None if inode is None else contents[inode]
-        return left
+        return left, contents
