@@ -206,6 +206,7 @@ def test_tombstones_go_with_the_journal_rows_of_their_topics(data: Path) -> None
     log = opened(data)
     log.seal()
     log.after_handover(hand_over(data, grace_s=0))
+    log.apply_retention(0)
     log.create_topic("unused")
     log.delete_topic("unused")
     log.close()
