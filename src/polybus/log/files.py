@@ -8,18 +8,19 @@ is recovered, is in log/journal/recovery.py, log/history/handover.py and log/top
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
 from polybus import config, scan
 from polybus.batch import Batch
-from polybus.errors import StorageError
+from polybus.errors import BusyError, StorageError
 from polybus.log import layout
 from polybus.log.disk import Disk
 from polybus.log.history import retention
 from polybus.log.history.maintenance import Maintenance
 from polybus.log.history.manifest import NAME as MANIFEST
-from polybus.log.history.manifest import is_lost
+from polybus.log.history.manifest import HistoryLock, is_lost
 from polybus.log.history.topic_history import TopicHistory
 from polybus.log.interface import LogCallbacks
 from polybus.log.journal import floor as floors
@@ -397,4 +398,6 @@ class FileLog(TopicStore[TopicLog]):
         oldest = min(map(first_commit_of, paths), default=0)
         gone = {epoch for epoch, stop in self._tombstones.copy().items() if stop <= oldest}
         if gone:
-            self._drop_tombstones(gone, floors.load(self.data) or {})
+            # A backup shares the lock: it copies tombstones after the journal, too.
+            with suppress(BusyError), HistoryLock(self.data):
+                self._drop_tombstones(gone, floors.load(self.data) or {})
