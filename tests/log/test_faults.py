@@ -22,8 +22,10 @@ from polybus import config
 from polybus.errors import StorageError
 from polybus.log import layout
 from polybus.log.files import FileLog
+from polybus.log.history.handover import hand_over
 from polybus.log.interface import LogCallbacks
 from polybus.log.journal import committer as journal
+from polybus.log.journal import floor as floors
 from polybus.log.verify.verify import verify
 from polybus.testing import ManualClock
 from polybus.testing.faulty_disk import FaultyDisk
@@ -421,6 +423,140 @@ def test_a_topic_whose_file_cannot_be_read_is_deleted_with_proof(
     again = open_log(tmp_path)
     assert again.topics() == [] and again.frozen == {}
     again.close()
+
+
+def with_a_deleted_topic(data: Path, disk: FaultyDisk | None = None) -> FileLog:
+    """A log whose floor has a deleted topic, and whose sealed segment has a row of it."""
+    log = open_log(data, disk)
+    for topic in ("kept", "gone"):
+        log.create_topic(topic)
+    for offset in range(2):
+        for topic in ("kept", "gone"):
+            log.append(numbered(topic, offset, 1))
+        log.seal()
+        if not offset:
+            log.after_handover(hand_over(data))
+    log.delete_topic("gone")
+    return log
+
+
+def check_deleted(data: Path, kept: list[bytes]) -> None:
+    """The topic is gone without a trace, and the other one has its messages."""
+    assert verify(data).damages == []
+    log = open_log(data)
+    assert (log.topics(), log.frozen) == (["kept"], {})
+    assert values_from(log, "kept", 0) == kept
+    log.close()
+    assert not list(layout.trash_folder(data).iterdir())
+    assert "gone" not in (floors.load(data) or {})
+
+
+@pytest.mark.parametrize("operation", ["rename", "fsync", "open"])
+@pytest.mark.parametrize("after", range(6))
+@pytest.mark.parametrize("retried", [False, True])
+def test_segments_that_the_disk_does_not_delete_are_deleted_later_and_before_the_tombstone(
+    tmp_path: Path, operation: Literal["rename", "fsync", "open"], after: int, retried: bool
+) -> None:
+    data = tmp_path / "data"
+    disk = FaultyDisk(seed=after)
+    log = with_a_deleted_topic(data, disk)
+    done = hand_over(data)
+    disk.fail(operation, errno.ENOSPC, after=after)
+    with contextlib.suppress(OSError):
+        log.after_handover(done)
+    disk.heal()
+    log.apply_retention(0)
+    if retried:
+        # The next hand-over has nothing to do with these segments.
+        log.after_handover([])
+        log.apply_retention(0)
+        assert log.sealed_segments() == layout.orphan_indexes(data) == []
+        assert len(layout.segments(data)) == 1
+    disk.crash()
+    with contextlib.suppress(Exception):
+        log.close()
+    assert verify(data).damages == []
+    log = open_log(data)
+    log.after_handover(hand_over(data))
+    log.close()
+    check_deleted(data, [b"kept-0", b"kept-1"])
+
+
+def test_a_tombstone_stays_as_long_as_the_index_of_a_lost_segment_has_its_topic(
+    tmp_path: Path,
+) -> None:
+    log = with_a_deleted_topic(tmp_path)
+    log.close()
+    layout.segments(tmp_path)[0].unlink()
+    log = open_log(tmp_path)
+    assert list(log.frozen) == ["kept"], "its second message is lost"
+    log.delete_topic("kept")
+    log.create_topic("kept")
+    log.append(numbered("kept", 0, 1))
+    log.seal()
+    log.after_handover(hand_over(tmp_path))
+    log.apply_retention(0)
+    log.close()
+    # The first start removes the index, and the second one the tombstones.
+    open_log(tmp_path).close()
+    check_deleted(tmp_path, [b"kept-0"])
+
+
+def with_a_topic_in_the_floor(data: Path, disk: FaultyDisk | None = None) -> FileLog:
+    log = open_log(data, disk)
+    log.create_topic("kept")
+    log.create_topic("gone")
+    log.append(numbered("gone", 0, 1))
+    log.seal()
+    log.after_handover(hand_over(data))
+    assert list(floors.load(data) or {}) == ["gone"]
+    return log
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_tombstone_stays_until_the_floor_without_its_topic_is_durable(
+    tmp_path: Path, seed: int
+) -> None:
+    disk = FaultyDisk(seed=seed)
+    log = with_a_topic_in_the_floor(tmp_path, disk)
+    log.delete_topic("gone")
+    # After the rename, in the fsync of the folder.
+    disk.fail("fsync", errno.EIO, after=1)
+    with pytest.raises(OSError, match="Input/output error"):
+        log.apply_retention(0)
+    disk.heal()
+    log.apply_retention(0)
+    assert not [path for path in layout.trash_folder(tmp_path).iterdir() if path.name.isdigit()]
+    disk.crash()
+    with contextlib.suppress(Exception):
+        log.close()
+    check_deleted(tmp_path, [])
+
+
+@pytest.mark.parametrize("name", ["topic.json", "floor.json"])
+@pytest.mark.parametrize("when", ["hand-over", "start"])
+def test_a_topic_stays_deleted_if_its_tombstone_or_the_floor_cannot_be_read_for_a_while(
+    tmp_path: Path, name: str, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"
+    read = Path.read_bytes
+
+    def failing(path: Path) -> bytes:
+        if path.name == name and path.parents[1].name in ("trash", "data"):
+            raise OSError(errno.EIO, "Input/output error")
+        return read(path)
+
+    log = with_a_topic_in_the_floor(data)
+    log.delete_topic("gone")
+    with monkeypatch.context() as patch, contextlib.suppress(StorageError):
+        patch.setattr(Path, "read_bytes", failing)
+        if when == "hand-over":
+            log.apply_retention(0)
+        else:
+            log.close()
+            open_log(data).close()
+    log.close()
+    check_deleted(data, [])
 
 
 def test_a_segment_that_reaches_its_age_at_the_last_moment_has_all_its_commits(

@@ -266,6 +266,7 @@ def test_rows_of_a_deleted_topic_are_not_seen_by_its_successor_after_a_restart(
     assert log.bounds("a") == bounds
     log.seal()
     log.after_handover(hand_over(log.data))
+    log.apply_retention(0)
     assert not list((log.data / "trash").glob("*"))
 
 

@@ -21,6 +21,7 @@ from polybus.log.history.handover import compact, hand_over
 from polybus.log.history.manifest import NAME as MANIFEST
 from polybus.log.topics import was_deleted
 from polybus.log.verify.verify import verify
+from polybus.services.backup import _Copy as Copy
 from polybus.services.backup import backup, restore
 
 Messages = dict[str, list[bytes]]
@@ -206,6 +207,7 @@ def test_tombstones_go_with_the_journal_rows_of_their_topics(data: Path) -> None
     log = opened(data)
     log.seal()
     log.after_handover(hand_over(data, grace_s=0))
+    log.apply_retention(0)
     log.create_topic("unused")
     log.delete_topic("unused")
     log.close()
@@ -219,6 +221,29 @@ def test_a_backup_has_the_tombstones_of_its_journal(data: Path) -> None:
     log = opened(data.with_name("restored"))
     assert not log.frozen
     log.close()
+
+
+def test_a_backup_has_the_tombstones_of_topics_that_are_deleted_meanwhile(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy_accounts = Copy.accounts
+
+    def later(copy: Copy) -> None:
+        log.delete_topic("new")
+        log.after_handover(done)
+        log.apply_retention(0)
+        copy_accounts(copy)
+
+    monkeypatch.setattr(Copy, "state", lambda _: None)
+    monkeypatch.setattr(Copy, "accounts", later)
+    log = opened(data)
+    log.seal()
+    done = hand_over(data, grace_s=0)
+    backup(data, data.with_name("copy"))
+    log.apply_retention(0)
+    log.close()
+    assert verify(data.with_name("copy")).damages == []
+    assert not [path for path in layout.trash_folder(data).iterdir() if path.name.isdigit()]
 
 
 def test_an_old_folder_gets_checksums_and_tombstones(data: Path) -> None:

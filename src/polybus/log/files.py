@@ -8,18 +8,19 @@ is recovered, is in log/journal/recovery.py, log/history/handover.py and log/top
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
 from polybus import config, scan
 from polybus.batch import Batch
-from polybus.errors import StorageError
+from polybus.errors import BusyError, StorageError
 from polybus.log import layout
 from polybus.log.disk import Disk
 from polybus.log.history import retention
 from polybus.log.history.maintenance import Maintenance
 from polybus.log.history.manifest import NAME as MANIFEST
-from polybus.log.history.manifest import is_lost
+from polybus.log.history.manifest import HistoryLock, is_lost
 from polybus.log.history.topic_history import TopicHistory
 from polybus.log.interface import LogCallbacks
 from polybus.log.journal import floor as floors
@@ -87,6 +88,8 @@ class FileLog(TopicStore[TopicLog]):
         self._retention = retention
         self._tombstones: dict[int, int] = {}
         """The epoch of each, and the commit from which on the journal has no row of its topic."""
+        self._undeleted: set[Path] = set()
+        """Segments that are handed over; the disk has failed to delete all of their files."""
         self._shared = JournalTopics(self._topics, self._owners, self._callbacks.on_frozen)
         self._journal = Committer(
             journal_folder(data),
@@ -187,12 +190,11 @@ class FileLog(TopicStore[TopicLog]):
             self._write_data_note(self.data)
         # Damaged or missing segments may have rows of unknown topics, so every tombstone stays.
         is_whole = not orphans and not any(segment.holes for segment in recovered.segments)
-        floors.lift(self.data, (), self._disk)
         names = [path.name for path in folders_in(trash_folder(self.data))]
-        for epoch in [int(name) for name in names if name.isdigit()]:
-            self._tombstones[epoch] = recovered.next_commit if is_whole else NEVER
-            if is_whole and epoch not in {epoch for _, epoch in strays}:
-                self._drop_tombstone(epoch)
+        buried = {int(name) for name in names if name.isdigit()}
+        self._tombstones = dict.fromkeys(buried, recovered.next_commit if is_whole else NEVER)
+        if is_whole:
+            self._drop_tombstones(buried - {epoch for _, epoch in strays}, floor)
 
     def _is_open(self, topic: str, epoch: int) -> bool:
         return topic in self._topics and self._topics[topic].epoch == epoch
@@ -207,6 +209,16 @@ class FileLog(TopicStore[TopicLog]):
         self._tombstones[epoch] = self._journal.commits_stop
         if log is not None and log.epoch == epoch and log.frozen is None and not log.stop:
             self._drop_tombstone(epoch)  # It never had a message.
+
+    def _drop_tombstones(self, epochs: set[int], floor: floors.Floor) -> None:
+        """Remove tombstones of topics without rows in the journal, after the floor is without them.
+
+        A tombstone that cannot be read now stays, because the floor still has its topic.
+        """
+        if epochs:
+            kept = floors.save_without_deleted(self.data, floor, self._disk)
+            for epoch in epochs - {epoch for epoch, _ in kept.values()}:
+                self._drop_tombstone(epoch)
 
     def _drop_tombstone(self, epoch: int) -> None:
         self._tombstones.pop(epoch, None)
@@ -333,10 +345,10 @@ class FileLog(TopicStore[TopicLog]):
         self._journal.seal()
 
     def sealed_segments(self) -> list[Path]:
-        return list(self._shared.sealed)
+        return [*self._shared.sealed, *sorted(self._undeleted)]
 
     def after_handover(self, segments: list[Path]) -> None:
-        """Reload the manifests; delete these segments."""
+        """Reload the manifests; delete these segments, and those that an earlier call could not."""
         for log in list(self._topics.values()):
             with self._shared.lock:
                 is_placed = log.places.start is not None
@@ -345,14 +357,9 @@ class FileLog(TopicStore[TopicLog]):
         done = [segment for segment in segments if self._is_handed_over(segment)]
         for segment in done:
             self._shared.forget(segment)
-        delete_segments(done, self._disk)
-        oldest = [first_commit_of(segment) for segment in layout.segments(self.data)[:1]]
-        known = self._tombstones.copy()
-        gone = [epoch for epoch, stop in known.items() if oldest and stop <= oldest[0]]
-        if gone:
-            floors.lift(self.data, (), self._disk)
-        for epoch in gone:
-            self._drop_tombstone(epoch)
+        self._undeleted.update(done)
+        delete_segments(sorted(self._undeleted), self._disk)
+        self._undeleted.clear()
 
     def _is_handed_over(self, segment: Path) -> bool:
         """Check every topic's manifest before the segment, perhaps the only copy, is deleted."""
@@ -382,3 +389,15 @@ class FileLog(TopicStore[TopicLog]):
             log = self._topics.get(topic)
             if log is not None and log.history is not None:
                 log.history.reload()
+        self._forget_deleted()
+
+    def _forget_deleted(self) -> None:
+        """Remove the tombstones of topics that nothing in the journal names any more."""
+        # An index without its segment names topics, too.
+        paths = [*layout.segments(self.data), *layout.orphan_indexes(self.data)]
+        oldest = min(map(first_commit_of, paths), default=0)
+        gone = {epoch for epoch, stop in self._tombstones.copy().items() if stop <= oldest}
+        if gone:
+            # A backup shares the lock: it copies tombstones after the journal, too.
+            with suppress(BusyError), HistoryLock(self.data):
+                self._drop_tombstones(gone, floors.load(self.data) or {})

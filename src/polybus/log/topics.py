@@ -14,11 +14,12 @@ delete   polybus.json with the largest epoch so far, rename of the topic folder 
 A topic's epoch is larger than every epoch before it, and it is in topic.json before the journal has
 a message of it. So files and journal rows of an older topic of the same name are recognised.
 
-A topic.json in the trash is the proof that its topic was deleted (a tombstone). It stays until no
-journal segment has rows of the topic. Rows without a topic and without a tombstone are never
-deleted: their topic.json was lost, and a frozen topic takes its place, so that no other topic gets
-its name. Earlier versions left no tombstones: in their data folders, recognised by a polybus.json
-without a checksum, the first start adds those of topics that were deleted before.
+A topic.json in the trash is the proof that its topic was deleted (a tombstone). It stays until
+nothing in the journal names the topic: no segment, no index, and not floor.json. Rows without a
+topic and without a tombstone are never deleted: their topic.json was lost, and a frozen topic takes
+its place, so that no other topic gets its name. Earlier versions left no tombstones: in their data
+folders, recognised by a polybus.json without a checksum, the first start adds those of topics that
+were deleted before.
 """
 
 import datetime

@@ -14,7 +14,8 @@ data. The copy may have extra data, as after a crash, which a start accepts:
 6. The topics. A topic exists before the journal has a row of it, and the trash, copied before the
    journal and after the topics, proves that others were deleted. Hand-over and retention wait for
    `history.lock`, which is held throughout: so the manifests already have a segment that the bus
-   deletes meanwhile, and no manifest changes. The hand-over releases it after each segment.
+   deletes meanwhile, no manifest changes, and no tombstone goes. The hand-over releases it after
+   each segment.
 7. polybus.json: a folder without it is not a whole backup.
 
 `unfinished-copy` is written before everything else and removed last: a bus does not start on a

@@ -217,6 +217,11 @@ class FaultyDisk(Disk):
             self._states = {
                 known: state for known, state in self._states.items() if path not in known.parents
             }
+            self._undo = {
+                changed: undo
+                for changed, undo in self._undo.items()
+                if changed != path and path not in changed.parents
+            }
             shutil.rmtree(path, ignore_errors=True)
 
     def sync_folder(self, path: Path) -> None:

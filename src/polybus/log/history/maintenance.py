@@ -38,7 +38,8 @@ class MaintainedLog(Protocol):
     def after_handover(self, segments: list[Path]) -> None:
         """These segments are in history: reload the manifests and delete the segments."""
 
-    def apply_retention(self, now_us: int) -> None: ...
+    def apply_retention(self, now_us: int) -> None:
+        """Remove what is beyond the limits, and what the trash has of topics without rows."""
 
 
 class Maintenance:

@@ -8,8 +8,8 @@ copied while a hand-over ran.
 
 Order of writes: manifests with the rows, the floor, then the deletion of segments. A crash before
 the deletion leaves rows that both have. A topic is removed from the file only with the proof of its
-deletion (log/topics.py), which stays until then. The file has a checksum; a start rewrites it if it
-is damaged or missing.
+deletion (log/topics.py), which stays until then, also while the disk cannot read it. The file has a
+checksum; a start rewrites it if it is damaged or missing.
 """
 
 import logging
@@ -57,21 +57,29 @@ def load_or_make(data: Path, handed_over: Floor, disk: Disk) -> Floor:
 
 def lift(data: Path, deleted: Iterable[TopicRows], disk: Disk) -> None:
     """Record, durably, that these rows are about to be deleted from the journal."""
-    before = None
+    floor: Floor = {}
     with suppress(StorageError):
-        before = load(data)
-    floor = dict(before or {})
+        floor = load(data) or {}
     for rows in deleted:
         floor[rows.topic] = max(floor.get(rows.topic, (0, 0)), (rows.epoch, rows.stop_offset))
     # Without deleted topics, or it would grow forever.
+    save_without_deleted(data, floor, disk)
+
+
+def save_without_deleted(data: Path, floor: Floor, disk: Disk) -> Floor:
+    """Replace the floor, durably, without the topics whose tombstones prove their deletion.
+
+    Return it: a topic whose tombstone cannot be read stays in it, and needs the tombstone later.
+    """
     buried = {path.name for path in trash_folder(data).glob("*")}
     kept = {
         topic: (epoch, stop)
         for topic, (epoch, stop) in floor.items()
         if str(epoch) not in buried or not was_deleted(topic_folder(data, topic), epoch)
     }
-    if kept != (before or {}):
-        _save(data, kept, disk)
+    # Even if nothing changed: the fsync of an earlier call, or of a deletion, may have failed.
+    _save(data, kept, disk)
+    return kept
 
 
 def _save(data: Path, floor: Floor, disk: Disk) -> None:

@@ -408,13 +408,17 @@ class SegmentWriter:
 
 
 def delete_segments(segments: Iterable[Path], disk: Disk | None = None) -> None:
-    """Delete segments that are handed over, each with its index."""
+    """Delete segments that are handed over, each with its index.
+
+    After an OSError some files may still be there: call it again with the same segments.
+    """
     disk = disk or Disk()
-    segments = [segment for segment in segments if segment.exists()]
-    if segments:
-        entries = [entry for segment in segments for entry in Segment(segment).entries]
+    segments = list(segments)
+    there = [segment for segment in segments if segment.exists()]
+    if there:
+        entries = [entry for segment in there for entry in Segment(segment).entries]
         rows = [rows for entry in entries for rows in entry.topics]
-        floors.lift(segments[0].parent.parent, rows, disk)
+        floors.lift(there[0].parent.parent, rows, disk)
     for segment in segments:
         # The segment first: recovery deletes an index without a segment, but would index a segment.
         disk.unlink(segment)
