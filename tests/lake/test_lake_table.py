@@ -21,6 +21,7 @@ from polybus.lake.compact import checkpoint, compact, forget, keep, tidy, vacuum
 from polybus.lake.files import note_of
 from polybus.lake.table import Conflict, LakeTable, TableChange, open_table, table_names
 from polybus.log import delta
+from polybus.log.verify.tables import table_damages, wrong_content
 
 START = datetime(2026, 1, 31, 23, 0, tzinfo=UTC)
 
@@ -291,6 +292,20 @@ def test_damage_is_named(table: LakeTable, tmp_path: Path) -> None:
     (table.path / "x.parquet").write_bytes(b"PAR1 no PAR1")
     with pytest.raises(StorageError, match=r"lake\.damaged: .*x\.parquet"):
         note_of(table.path, "x.parquet", ())
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_the_loss_of_the_newest_versions_is_not_hidden_by_a_new_one(
+    table: LakeTable, tmp_path: Path, lost: int
+) -> None:
+    for batch in range(2):
+        table.append(rows(3 * batch, 3), writer="w", batch_id=batch)
+    for version in range(2 - lost, 2):
+        delta.version_path(table.folder, version).unlink()
+    for one in (table, open_table(tmp_path, "silver")):
+        with pytest.raises(StorageError, match=r"lake\.damaged: .*1\.json: is missing"):
+            one.append(rows(6, 3), writer="w", batch_id=2)
+    assert table_damages(table.path, wrong_content)
 
 
 def test_older_versions_can_be_read(table: LakeTable, tmp_path: Path) -> None:

@@ -121,6 +121,8 @@ class LakeTable:
 
     def _load(self, *, is_there: bool) -> None:
         """Let delta-rs read the newest version."""
+        # Before it reads the log, because another writer may make a version meanwhile.
+        last = delta.newest(self.path) if self._at is None else -1
         try:
             known = -1
             if self._delta is None or not is_there:
@@ -135,6 +137,8 @@ class LakeTable:
             damaged = delta.damaged_version(self.folder, known) if is_newest else None
             if damaged is not None:
                 raise OSError(f"{damaged}: its checksum is wrong")
+            if last > (-1 if self._delta is None else self._delta.version()):
+                raise OSError(f"{version_path(self.folder, last)}: is missing")
         except (DeltaError, OSError) as error:
             self._delta, self._state = None, TableState()
             raise StorageError("lake.damaged", f"table {self.name}: {error}") from error
