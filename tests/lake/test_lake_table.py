@@ -6,6 +6,7 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
@@ -344,6 +345,26 @@ def test_compaction_merges_small_files_and_changes_no_row(table: LakeTable) -> N
     assert table.read().sort_by("offset") == before
     assert table.last_batch("w") == 5
     assert compact(table) == 0, "one file is not merged with itself"
+
+
+@pytest.mark.parametrize("read", [compact, LakeTable.read])
+def test_a_flipped_bit_is_neither_read_nor_merged_into_another_file(
+    table: LakeTable, tmp_path: Path, read: Callable[[LakeTable], object]
+) -> None:
+    for batch in range(3):
+        table.append(rows(batch, 1), writer="w", batch_id=batch)
+    checkpoint(table)
+    table.append(rows(3, 1), writer="w", batch_id=3)
+    for damaged in (table.files()[0], table.files()[3]):
+        content = bytearray(whole := damaged.read_bytes())
+        # The first page of the first column, which is still valid.
+        content[35] ^= 64
+        damaged.write_bytes(content)
+        assert pq.read_table(damaged)["offset"].to_pylist() not in ([0], [3])
+        with pytest.raises(StorageError, match=r"lake\.damaged: .*(checksum|CRC)"):
+            read(open_table(tmp_path, "silver"))
+        damaged.write_bytes(whole)
+    assert offsets(table) == [0, 1, 2, 3]
 
 
 def test_compaction_stays_within_partitions(table: LakeTable) -> None:

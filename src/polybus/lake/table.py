@@ -224,7 +224,12 @@ class LakeTable:
         return writers_in(self.folder, self.version) if self.exists else set()
 
     def read(self) -> pa.Table:
-        """All rows through pyarrow, in the order of their commits; for small tables."""
+        """All rows through pyarrow, in the order of their commits; for small tables.
+
+        Raises:
+            UsageError: `lake.unknown`.
+            StorageError: `lake.damaged`.
+        """
         # Slow to import, and only needed here.
         import pyarrow.dataset as ds
 
@@ -234,14 +239,17 @@ class LakeTable:
         schema = arrow_schema(state.fields)
         folders = pa.schema([schema.field(name) for name in state.partition_by])
         # delta-rs would give the rows in another order.
-        dataset = ds.dataset(
-            [str(self.path / path) for path in state.files],
-            schema=schema,
-            format="parquet",
-            partitioning=ds.partitioning(schema=folders, flavor="hive"),
-            partition_base_dir=str(self.path),
-        )
-        return dataset.to_table()
+        try:
+            dataset = ds.dataset(
+                [str(self.path / path) for path in state.files],
+                schema=schema,
+                format=lake_files.page_checked(),
+                partitioning=ds.partitioning(schema=folders, flavor="hive"),
+                partition_base_dir=str(self.path),
+            )
+            return dataset.to_table()
+        except (OSError, pa.ArrowException) as error:
+            raise StorageError("lake.damaged", f"table {self.name}: {error}") from error
 
     # Writing.
 
