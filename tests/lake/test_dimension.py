@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from polybus.errors import StorageError
 from polybus.lake import dimension
 from polybus.lake.dimension import DELETED, END_AT, SEQUENCE, START_AT, Dimension
 from polybus.lake.fields import fields_of
@@ -124,6 +126,21 @@ def test_only_files_with_a_changed_key_are_written_again(
     files = table.state.files
     assert first not in files and second in files
     assert sorted(file.rows for file in files.values()) == [1, 3, 4]
+
+
+def test_damaged_rows_are_not_written_again(tmp_path: Path) -> None:
+    table = LakeTable(tmp_path / "t")
+    one = Dimension(table, ("id",))
+    event = {"place": "p", "city": "Bern", SEQUENCE: {"day": 0, "n": 0}, DELETED: False}
+    apply(one, [event | {"id": 1}], 0)
+    [path] = table.files()
+    content = bytearray(path.read_bytes())
+    content[35] ^= 64  # The first page, which is still valid.
+    path.write_bytes(content)
+    assert pq.read_table(path)["id"].to_pylist() != [1]
+    with pytest.raises(StorageError, match=r"lake\.damaged.*CRC"):
+        apply(one, [event | {"id": 1, "city": "Oslo", SEQUENCE: {"day": 1, "n": 0}}], 1)
+    assert table.version == 0
 
 
 def test_the_change_data_feed_has_the_rows_of_the_keys_of_a_batch(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from polybus.lake.compact import checkpoint, compact, forget, keep, tidy, vacuum
 from polybus.lake.files import note_of
 from polybus.lake.table import Conflict, LakeTable, TableChange, open_table, table_names
 from polybus.log import delta
+from polybus.log.verify.tables import table_damages, wrong_content
 
 START = datetime(2026, 1, 31, 23, 0, tzinfo=UTC)
 
@@ -293,6 +295,20 @@ def test_damage_is_named(table: LakeTable, tmp_path: Path) -> None:
         note_of(table.path, "x.parquet", ())
 
 
+@pytest.mark.parametrize("lost", [1, 2])
+def test_the_loss_of_the_newest_versions_is_not_hidden_by_a_new_one(
+    table: LakeTable, tmp_path: Path, lost: int
+) -> None:
+    for batch in range(2):
+        table.append(rows(3 * batch, 3), writer="w", batch_id=batch)
+    for version in range(2 - lost, 2):
+        delta.version_path(table.folder, version).unlink()
+    for one in (table, open_table(tmp_path, "silver")):
+        with pytest.raises(StorageError, match=r"lake\.damaged: .*1\.json: is missing"):
+            one.append(rows(6, 3), writer="w", batch_id=2)
+    assert table_damages(table.path, wrong_content)
+
+
 def test_older_versions_can_be_read(table: LakeTable, tmp_path: Path) -> None:
     for batch in range(3):
         table.append(rows(batch, 1), writer="w", batch_id=batch)
@@ -329,6 +345,26 @@ def test_compaction_merges_small_files_and_changes_no_row(table: LakeTable) -> N
     assert table.read().sort_by("offset") == before
     assert table.last_batch("w") == 5
     assert compact(table) == 0, "one file is not merged with itself"
+
+
+@pytest.mark.parametrize("read", [compact, LakeTable.read])
+def test_a_flipped_bit_is_neither_read_nor_merged_into_another_file(
+    table: LakeTable, tmp_path: Path, read: Callable[[LakeTable], object]
+) -> None:
+    for batch in range(3):
+        table.append(rows(batch, 1), writer="w", batch_id=batch)
+    checkpoint(table)
+    table.append(rows(3, 1), writer="w", batch_id=3)
+    for damaged in (table.files()[0], table.files()[3]):
+        content = bytearray(whole := damaged.read_bytes())
+        # The first page of the first column, which is still valid.
+        content[35] ^= 64
+        damaged.write_bytes(content)
+        assert pq.read_table(damaged)["offset"].to_pylist() not in ([0], [3])
+        with pytest.raises(StorageError, match=r"lake\.damaged: .*(checksum|CRC)"):
+            read(open_table(tmp_path, "silver"))
+        damaged.write_bytes(whole)
+    assert offsets(table) == [0, 1, 2, 3]
 
 
 def test_compaction_stays_within_partitions(table: LakeTable) -> None:

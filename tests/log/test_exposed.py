@@ -141,6 +141,39 @@ def test_a_damaged_table_does_not_stop_the_hand_over(
     assert offsets(exposed.expose(tmp_path, "news")) == list(range(20))
 
 
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_lost_version_is_never_made_again(tmp_path: Path, table: Path, lost: int) -> None:
+    for number in (1, 2):
+        grow(tmp_path, 10 * number)
+    delta.version_path(table / delta.LOG, lost).unlink()
+    names = sorted(path.name for path in (table / delta.LOG).iterdir())
+    grow(tmp_path, 30)
+    assert sorted(path.name for path in (table / delta.LOG).iterdir()) == names
+    assert any("is missing" in one.reason for one in verify(tmp_path).damages)
+
+
+def test_a_version_with_a_wrong_checksum_is_not_continued(tmp_path: Path, table: Path) -> None:
+    path = delta.version_path(table / delta.LOG, 0)
+    path.write_bytes(path.read_bytes().replace(b'"numRecords', b'"numrecords'))
+    with pytest.raises(StorageError, match=r"lake\.damaged.*checksum"):
+        exposed.expose(tmp_path, "news")
+
+
+def test_a_damaged_file_that_only_the_table_still_has_is_named(
+    tmp_path: Path, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [link] = (Path(path) for path in DeltaTable(table).file_uris())
+    # As after a kill before the table has followed its manifest.
+    monkeypatch.setattr(exposed, "catch_up", lambda *_: None)
+    grow(tmp_path, 10)
+    assert verify(tmp_path).intact
+    with link.open("r+b") as file:
+        file.seek(-64, os.SEEK_END)
+        file.write(bytes(32))
+    [damage] = verify(tmp_path).damages
+    assert damage.file == str(link) and "checksum" in damage.reason
+
+
 def test_a_restored_history_file_is_the_tables_too(tmp_path: Path, table: Path) -> None:
     [link] = (Path(path) for path in DeltaTable(table).file_uris())
     original = table.parent / "history" / link.relative_to(table)

@@ -10,13 +10,14 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from standard_kit import NOON, Topics, frame_of
 
 from polybus.config import Config, Pipeline
 from polybus.config_file import load
-from polybus.errors import ConfigError, PolybusError, UsageError
+from polybus.errors import ConfigError, PolybusError, StorageError, UsageError
 from polybus.lake import settings as pipeline_settings
 from polybus.lake.compact import vacuum
 from polybus.lake.table import LakeTable, open_table
@@ -88,6 +89,18 @@ def test_a_batch_touches_only_the_files_of_its_minutes(
     assert rows["t", NOON] == 2 and sum(rows.values()) == 10
     recent = table.recent(NOON_US + 239 * 60_000_000)
     assert recent is not None and recent.num_rows == 5
+
+
+def test_a_damaged_file_is_not_added_to(tmp_path: Path) -> None:
+    add(gold.traffic_table(tmp_path), 0, facts([1]))
+    table = gold.traffic_table(tmp_path)
+    [path] = table.table.files()
+    column = pq.read_metadata(path).row_group(0).column(0)
+    content = bytearray(path.read_bytes())
+    content[column.data_page_offset - 1] ^= 1  # The end of a page: its dictionary.
+    path.write_bytes(content)
+    with pytest.raises(StorageError, match=r"lake\.damaged.*CRC"):
+        add(table, 1, facts([2]))
 
 
 def test_the_change_data_feed_has_the_rows_that_a_batch_changes(tmp_path: Path) -> None:

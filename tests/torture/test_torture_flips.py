@@ -120,6 +120,10 @@ def test_a_table_must_have_its_rows_or_be_named() -> None:
             assert broken(stored, found(damage)) == []
         stored.tables[table] = [(0, "x")]
         assert broken(stored, found(damage)) == ["phantoms"], "it is wrong"
+        for path in ("x.parquet", "_delta_log/x.parquet"):
+            named = Damage(file=damage.file.removesuffix("x") + path, reason="bad")
+            is_excused = not path.startswith("_")
+            assert broken(stored, found(named)) == ([] if is_excused else ["phantoms"])
     stored = whole()
     stored.tables["alpha"] = [(0, "a"), (1, "b")]
     assert broken(stored, found()) == [], "a hand-over went on"

@@ -32,6 +32,7 @@ from deltalake.exceptions import DeltaError
 from polybus.errors import StorageError
 from polybus.lake.files import NewFile, TableFile, new_path, note_of, partition_values
 from polybus.lake.table import Conflict, LakeTable, TableChange, table_error
+from polybus.lake.table_state import checksums_in
 from polybus.log.delta import (
     CHECKPOINT_EVERY,
     KEPT,
@@ -43,6 +44,7 @@ from polybus.log.delta import (
     kept_s,
 )
 from polybus.log.disk import replace_file, sync_path
+from polybus.log.verify.tables import wrong_content
 
 logger = logging.getLogger("polybus.lake")
 
@@ -102,7 +104,7 @@ def compact(table: LakeTable, *, files_min: int = 2, bytes_max: int | None = Non
     Returns 0 if another writer removed one of the files meanwhile; a later call tries again.
 
     Raises:
-        StorageError: `lake.damaged`, a file cannot be read; the table is unchanged.
+        StorageError: `lake.damaged`, a file is damaged; the table is unchanged.
     """
     state = table.state
     small = _small_files(list(state.files.values()), files_min, bytes_max)
@@ -129,10 +131,14 @@ def _merged(table: LakeTable, small: list[TableFile], folder: Path) -> dict[str,
     """Make a table of only these files, let delta-rs merge them, and return the merged files.
 
     Raises:
-        StorageError: `lake.damaged`, a file cannot be read.
+        StorageError: `lake.damaged`, a file is damaged.
     """
     part = LakeTable(folder)
+    known = checksums_in(table.folder, table.state.version)
     for file in small:
+        # delta-rs verifies no checksum, and the merged file gets one of its own.
+        if reason := wrong_content(table.path / file.path, known.get(file.uri)):
+            raise StorageError("lake.damaged", f"{table.path / file.path}: {reason}")
         (folder / file.path).parent.mkdir(parents=True, exist_ok=True)
         os.link(table.path / file.path, folder / file.path)
     part.change(TableChange([NewFile(file, table.state.fields) for file in small], writer=WRITER))

@@ -23,9 +23,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from polybus.errors import StorageError
 from polybus.lake.compact import tidy
 from polybus.lake.fields import TableFields, arrow_schema, merged_fields
-from polybus.lake.files import NewFile
+from polybus.lake.files import NewFile, page_checked
 from polybus.lake.table import Conflict, LakeTable
 
 SEQUENCE, DELETED = "__sequence", "__deleted"
@@ -219,11 +220,15 @@ def _feed(old: pa.Table, new: pa.Table) -> pa.Table:
 
 
 def _read(table: LakeTable, path: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """The rows of a file; columns that it lacks are null."""
+    """The rows of a file; columns that it lacks are null. Raises StorageError `lake.damaged`."""
     import pyarrow.dataset as ds
 
     schema = arrow_schema(table.state.fields)
-    return ds.dataset(str(table.path / path), schema=schema, format="parquet").to_table(columns)
+    try:
+        found = ds.dataset(str(table.path / path), schema=schema, format=page_checked())
+        return found.to_table(columns)
+    except (OSError, pa.ArrowException) as error:
+        raise StorageError("lake.damaged", f"table {table.name}: {error}") from error
 
 
 def _in_columns(rows: pa.Table, fields: TableFields) -> pa.Table:

@@ -94,6 +94,15 @@ def note_of(folder: Path, path: str, fields: TableFields) -> NewFile:
     return NewFile(TableFile(path, uri, footer.num_rows, size, _ranges(footer), xxh3), fields)
 
 
+def page_checked() -> Any:
+    """The format of files for pyarrow.dataset: each page that is read is verified."""
+    # Slow to import, and only needed here.
+    import pyarrow.dataset as ds
+
+    options = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+    return ds.ParquetFileFormat(default_fragment_scan_options=options)
+
+
 def partition_values(path: str) -> dict[str, str | None]:
     """The columns in the names of a file's folders: `date=2026-01-31/part.parquet`."""
     found: dict[str, str | None] = {}

@@ -121,6 +121,8 @@ class LakeTable:
 
     def _load(self, *, is_there: bool) -> None:
         """Let delta-rs read the newest version."""
+        # Before it reads the log, because another writer may make a version meanwhile.
+        last = delta.newest(self.path) if self._at is None else -1
         try:
             known = -1
             if self._delta is None or not is_there:
@@ -135,6 +137,8 @@ class LakeTable:
             damaged = delta.damaged_version(self.folder, known) if is_newest else None
             if damaged is not None:
                 raise OSError(f"{damaged}: its checksum is wrong")
+            if last > (-1 if self._delta is None else self._delta.version()):
+                raise OSError(f"{version_path(self.folder, last)}: is missing")
         except (DeltaError, OSError) as error:
             self._delta, self._state = None, TableState()
             raise StorageError("lake.damaged", f"table {self.name}: {error}") from error
@@ -220,7 +224,12 @@ class LakeTable:
         return writers_in(self.folder, self.version) if self.exists else set()
 
     def read(self) -> pa.Table:
-        """All rows through pyarrow, in the order of their commits; for small tables."""
+        """All rows through pyarrow, in the order of their commits; for small tables.
+
+        Raises:
+            UsageError: `lake.unknown`.
+            StorageError: `lake.damaged`.
+        """
         # Slow to import, and only needed here.
         import pyarrow.dataset as ds
 
@@ -230,14 +239,17 @@ class LakeTable:
         schema = arrow_schema(state.fields)
         folders = pa.schema([schema.field(name) for name in state.partition_by])
         # delta-rs would give the rows in another order.
-        dataset = ds.dataset(
-            [str(self.path / path) for path in state.files],
-            schema=schema,
-            format="parquet",
-            partitioning=ds.partitioning(schema=folders, flavor="hive"),
-            partition_base_dir=str(self.path),
-        )
-        return dataset.to_table()
+        try:
+            dataset = ds.dataset(
+                [str(self.path / path) for path in state.files],
+                schema=schema,
+                format=lake_files.page_checked(),
+                partitioning=ds.partitioning(schema=folders, flavor="hive"),
+                partition_base_dir=str(self.path),
+            )
+            return dataset.to_table()
+        except (OSError, pa.ArrowException) as error:
+            raise StorageError("lake.damaged", f"table {self.name}: {error}") from error
 
     # Writing.
 

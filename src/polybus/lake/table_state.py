@@ -1,6 +1,7 @@
 """A version of a lake table as delta-rs has read it from the log."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +15,7 @@ from deltalake import DeltaTable
 from polybus.errors import StorageError
 from polybus.lake.fields import TableFields, parsed_fields
 from polybus.lake.files import TableFile
-from polybus.log.delta import Action, is_intact, version_path
+from polybus.log.delta import CHECKSUM, Action, is_intact, version_path
 
 # delta-rs cuts times in the statistics of files that it compacts to milliseconds.
 _CUT_US = 999
@@ -93,6 +94,24 @@ def writers_in(log: Path, version: int) -> set[str]:
     for number in range(first, version + 1):
         found |= {one["txn"]["appId"] for one in actions_in(log, number) if "txn" in one}
     return found
+
+
+def checksums_in(log: Path, version: int) -> dict[str, str]:
+    """The checksums of the files of a version by their path in the log: delta-rs hides tags."""
+    found: dict[str, str] = {}
+    first = 0
+    for path in sorted(log.glob("*.checkpoint.parquet"))[-1:]:
+        known = pq.read_table(path, columns=["add"])["add"].to_pylist(maps_as_pydicts="strict")
+        found = {one["path"]: _checksum(one) for one in known if one}
+        first = int(path.name.partition(".")[0]) + 1
+    for number in range(first, version + 1):
+        added = (action["add"] for action in actions_in(log, number) if "add" in action)
+        found |= {one["path"]: _checksum(one) for one in added}
+    return found
+
+
+def _checksum(added: Mapping[str, Any]) -> str:
+    return (added.get("tags") or {}).get(CHECKSUM) or ""
 
 
 def actions_in(log: Path, version: int) -> list[Action]:

@@ -11,7 +11,7 @@ from polybus.log.layout import accounts_folder, folders_in
 from polybus.log.spark_checkpoint import checkpoint_damages
 from polybus.log.verify import verify as log
 from polybus.log.verify.metadata import DISPENSABLE, metadata_damages
-from polybus.log.verify.tables import table_damages, undecodable, unlisted
+from polybus.log.verify.tables import table_damages, unlisted, wrong_content
 from polybus.services.accounts.edits import found_config, unused_edit
 from polybus.services.accounts.store import damaged_accounts
 from polybus.services.state_rows import NAME, verify_state
@@ -36,7 +36,7 @@ def verify(
         if (table / OLD_FORMAT).is_dir():
             report.notes.append(f"{table}: its format is old, and not checked: migrate it")
             continue
-        for path, reason in table_damages(table, undecodable):
+        for path, reason in table_damages(table, wrong_content):
             report.add(log.Damage(file=str(path), reason=reason))
         if rest := unlisted(table):
             text = "no version names it: a write was interrupted; a pipeline removes it later"

@@ -81,6 +81,7 @@ _CHECKPOINT = pa.schema(
                 "modificationTime": pa.int64(),
                 "dataChange": pa.bool_(),
                 "stats": pa.string(),
+                "tags": _TEXTS,
             }
         ),
         "metaData": pa.struct(
@@ -323,15 +324,27 @@ def read_table(table: Path) -> ExposedTable:
         StorageError: `lake.damaged`.
     """
     state = ExposedTable()
+    log = table / LOG
+    known = [int(one.stem) for one in log.glob("*.json") if one.stem.isdigit()]
+    last = max([delta.newest(table), *known])
     try:
-        for path in sorted((table / LOG).glob("*.checkpoint.parquet"))[-1:]:
+        if (damaged := delta.damaged_checkpoint(log)) is not None:
+            path, reason = damaged
+            raise ValueError(reason)
+        for path in sorted(log.glob("*.checkpoint.parquet"))[-1:]:
             for action in pq.read_table(path).to_pylist(maps_as_pydicts="strict"):
                 state.take(action)
             state.version = _version_in(path)
-        while (path := version_path(table / LOG, state.version + 1)).exists():
-            for line in path.read_text().splitlines():
+        while (path := version_path(log, state.version + 1)).exists():
+            content = path.read_bytes()
+            if not delta.is_intact(content):
+                raise ValueError("its checksum is wrong")
+            for line in content.splitlines():
                 state.take(json.loads(line))
             state.version += 1
+        # A new version in a gap would change the meaning of the later ones, and hide the loss.
+        if state.version < last:
+            raise ValueError("is missing, but later versions existed")
     except (ValueError, LookupError, TypeError, pa.ArrowException) as error:
         text = f"{path}: {error}; make the table again: polybus tables unexpose, then expose"
         raise StorageError("lake.damaged", text) from error
@@ -403,6 +416,7 @@ def _added(file: HistoryFile) -> Action:
             "modificationTime": delta.now_ms(),
             "dataChange": True,
             "stats": json.dumps(stats),
+            "tags": {delta.CHECKSUM: file.xxh3},
         }
     }
 

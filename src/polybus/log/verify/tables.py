@@ -3,7 +3,7 @@
 It is the same for lake tables and for the tables of topics. Versions, checkpoints and Parquet files
 that Polybus has committed have a checksum, and `_newest` knows the last version. Files of other
 libraries are decoded completely, because their compression detects most changes. Files of topics'
-tables are links to history files, which have a checksum in the manifest.
+tables are links to history files. Those that the manifest names are checked there.
 """
 
 from collections.abc import Callable, Iterator
@@ -47,8 +47,8 @@ class _Unreadable(Exception):
 
 _Files = dict[str, _File]
 """By path."""
-FileCheck = Callable[[Path], str | None]
-"""Returns what is wrong with the content of a file of a table, or None."""
+FileCheck = Callable[[Path, str | None], str | None]
+"""Returns what is wrong with the content of a file whose checksum is in the table, or None."""
 
 
 def table_damages(table: Path, check: FileCheck) -> list[tuple[Path, str]]:
@@ -196,11 +196,14 @@ def _wrong_files(table: Path, files: _Files, check: FileCheck) -> Iterator[tuple
             yield path, "is missing, but the table names it"
         elif found != file.size:
             yield path, f"its size is {found} bytes, not {file.size}"
-        elif reason := _wrong_checksum(path, file.xxh3) if file.xxh3 else check(path):
+        elif reason := check(path, file.xxh3):
             yield path, reason
 
 
-def _wrong_checksum(path: Path, xxh3: str) -> str | None:
+def wrong_content(path: Path, xxh3: str | None) -> str | None:
+    """What is wrong with a file that has this checksum, or, if it has none, cannot be read."""
+    if not xxh3:
+        return _undecodable(path)
     try:
         return None if xxh3_of(path) == xxh3 else "its checksum is wrong"
     except FileNotFoundError:
@@ -218,7 +221,7 @@ def _wrong_feed(
     yield from _wrong_files(table, there, check)
 
 
-def undecodable(path: Path) -> str | None:
+def _undecodable(path: Path) -> str | None:
     """Why the rows of a Parquet file cannot be read, or None."""
     try:
         with open_file(path) as opened:

@@ -30,7 +30,7 @@ from polybus.log.journal.recovery import torn_from
 from polybus.log.journal.segment import CommitEntry, Segment, SegmentScan, read_index, read_rows
 from polybus.log.topics import is_unfinished, read_data_metadata, read_topic_metadata, was_deleted
 from polybus.log.verify.blobs import BlobCheck
-from polybus.log.verify.tables import table_damages
+from polybus.log.verify.tables import table_damages, wrong_content
 
 DAMAGES_MAX = 10_000
 VerifyProgress = Callable[[str, int, int], None]
@@ -431,15 +431,20 @@ def _check_file(path: Path, file: HistoryFile, topic: str, blobs: BlobCheck) -> 
         return str(error)
 
 
-def _check_link(table: Path, history: Path, sums: dict[Path, str], path: Path) -> str | None:
-    """What is wrong with a file of a topic's table, which is a link unless the folder is a copy."""
+def _check_link(
+    table: Path, history: Path, sums: dict[Path, str], path: Path, xxh3: str | None
+) -> str | None:
+    """What is wrong with a file of a topic's table, which is a link unless the folder is a copy.
+
+    The table may still have a file that the history has replaced.
+    """
     source = history / path.relative_to(table)
     try:
-        if source not in sums or os.path.samefile(source, path):
-            return None  # It was replaced, or is checked as a history file.
-        return None if parquet.xxh3_of(path) == sums[source] else "its checksum is wrong"
+        if source in sums and os.path.samefile(source, path):
+            return None  # It is checked as a history file.
     except OSError:
         return None  # A missing file was reported.
+    return wrong_content(path, xxh3 or sums.get(source))
 
 
 def _check_rows(path: Path, file: HistoryFile, topic: str, blobs: BlobCheck) -> str | None:

@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 from pandas.util import hash_array
 from pyspark.sql import DataFrame
 
+from polybus.errors import StorageError
 from polybus.lake.compact import tidy
 from polybus.lake.table import LakeTable, open_table
 from polybus.spark.pipelines.standard.feed import changes
@@ -119,7 +120,12 @@ class Accumulated:
 
     def _read(self, path: str) -> pa.Table:
         found = self._cached.get(path)
-        return pq.read_table(self.table.path / path) if found is None else found
+        if found is not None:
+            return found
+        try:
+            return pq.read_table(self.table.path / path, page_checksum_verification=True)
+        except (OSError, pa.ArrowException) as error:
+            raise StorageError("lake.damaged", f"table {self.table.name}: {error}") from error
 
     def _parts(self, rows: pa.Table) -> list[pa.Table]:
         if self._time is None or rows.num_rows <= CLOSED_ROWS:
