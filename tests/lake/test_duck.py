@@ -9,18 +9,24 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 from topics_kit import DAY_US, NOON_US, hand_over, make_topic, publish
 
+from polybus.cli import main
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.lake import duck
 from polybus.lake.table import open_table
-from polybus.log import layout
+from polybus.log import delta, layout
 from polybus.log.reading.reader import LogReader
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
+
+
+def polybus(*arguments: str) -> Any:
+    return CliRunner().invoke(main, list(arguments))
 
 
 def ask(data: Path, sql: str) -> list[tuple[Any, ...]]:
@@ -376,6 +382,19 @@ def test_a_table_whose_file_is_gone_is_named(data: Path) -> None:
     table.files()[0].unlink()
     with pytest.raises(StorageError, match=r"lake\.damaged: table silver: .*parquet is missing"):
         ask(data, "SELECT * FROM silver")
+
+
+def test_a_damaged_table_affects_no_statement_about_others(data: Path) -> None:
+    make_topic(data)
+    rows = pa.table({"n": [1]})
+    for batch in range(2):
+        open_table(data, "broken").append(rows, writer="w", batch_id=batch)
+    delta.version_path(open_table(data, "broken").folder, 1).unlink()
+    assert ask(data, "SELECT count(*) FROM orders") == [(30,)]
+    with pytest.raises(StorageError, match=r"lake\.damaged: table broken: .*is missing"):
+        ask(data, "SELECT * FROM broken")
+    listed = polybus("sql", "SHOW TABLES", "--csv", "--data", str(data)).stdout
+    assert {"orders,topic,30", "broken,table,"} <= set(listed.splitlines())
 
 
 def test_a_folder_that_is_no_log_is_refused(tmp_path: Path) -> None:

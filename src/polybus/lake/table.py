@@ -408,8 +408,19 @@ def open_table(
 
 
 def table_names(data: Path) -> list[str]:
-    """The tables of a data folder that have a version. Raises UsageError `lake.old-format`."""
-    return sorted(name_in(entry) for entry in table_folders(data) if LakeTable(entry).exists)
+    """The tables of a data folder that have a version, the damaged ones included.
+
+    Raises UsageError `lake.old-format`.
+    """
+    return sorted(name_in(entry) for entry in table_folders(data) if _has_version(entry))
+
+
+def _has_version(folder: Path) -> bool:
+    try:
+        return LakeTable(folder).exists
+    except StorageError:
+        # Whoever reads it gets the error, and others are not affected.
+        return True
 
 
 def unknown_table(name: str) -> UsageError:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from polybus.cli.common.output import say
-from polybus.errors import PolybusError, UsageError
+from polybus.errors import PolybusError, StorageError, UsageError
 
 SPARK_ROWS_MAX = 1_000_000
 """A result of Spark is completely in memory."""
@@ -132,10 +132,12 @@ def _tables(data: Path) -> SqlResult:
     for topic in reader.topics(system=True):
         bounds = reader.bounds(topic)
         found.append({"name": topic, "kind": "topic", "rows": bounds.stop - bounds.start})
-    found += [
-        {"name": name, "kind": "table", "rows": open_table(data, name).rows}
-        for name in table_names(data)
-    ]
+    for name in table_names(data):
+        rows = None
+        # The number of rows of a damaged table is not known.
+        with suppress(StorageError):
+            rows = open_table(data, name).rows
+        found.append({"name": name, "kind": "table", "rows": rows})
     # The number of rows of a view would take a query.
     found += [{"name": name, "kind": "view", "rows": None} for name in view_names(data)]
     schema = pa.schema([("name", pa.string()), ("kind", pa.string()), ("rows", pa.int64())])
