@@ -110,9 +110,10 @@ async def test_streams_do_the_same_for_unknown_and_forbidden_topics(
 ) -> None:
     speaker = SPEAKERS[protocol]
     async with peer_of(node, speaker, "office", PASSWORD):
+        # The bus may not have seen yet that the peer of the test before is gone.
         every = [one.translator for one in node.tcp.connections]
-        [found] = [one for one in every if one is not None and one.is_known]
-        assert found.protocol == protocol
+        known = [one for one in every if one is not None and one.is_known]
+        [found] = [one for one in known if one.protocol == protocol]
         assert alike(found.subscribe) == "topic.unknown"
         # The error of a publish is sent to the peer.
         assert alike(lambda name: found.publish([Batch.of(name, [b"x"])])) == ""
