@@ -110,7 +110,8 @@ def files_of(config: Config, what: str) -> Path:
 def existing_data(config: Config) -> Path:
     """The data folder.
 
-    Raises UsageError `log.no-data` if there is none, or one of others; StorageError `log.denied`.
+    Raises UsageError `log.no-data` if it is missing, or only other programs use it; StorageError
+    `log.denied`.
     """
     data = Path(config.data)
     try:
