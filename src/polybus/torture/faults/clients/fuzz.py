@@ -21,12 +21,14 @@ FRAMES_PER_CONNECTION = {"goms": 64, "udp": 64}
 FRAMES_PER_OTHER_CONNECTION = 16
 MUTATED_SHARE = 0.3
 MIXED_SHARE = 0.25
-CONNECTIONS = 8
+CONNECTIONS = 32
 DATAGRAM_BYTES_MAX = 60_000
 # Fits into the bus's receive buffer.
 DATAGRAMS_BYTES_MAX = 60_000
+# A peer that has subscribed, and sends no more, stays connected: some never end.
 CLOSE_S_MAX = 0.2
 HEADS = {"websocket": UPGRADE, "live": UPGRADE.replace("/msgstream?sessionKey={key}", "/v1/live")}
+SEND_S_MAX = 5.0
 DRAIN_S_MAX = 5.0
 
 
@@ -100,15 +102,18 @@ def _send(child: BusChild, parser: str, key: str, chance: random.Random) -> int:
             count += len(frames)
             peer = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
             peers.append(peer)
-            peer.settimeout(CLOSE_S_MAX)
+            peer.settimeout(SEND_S_MAX)
             # The bus may end the connection at any frame, while the rest is being sent.
             with contextlib.suppress(OSError):
                 peer.sendall(head + b"".join(frames))
                 peer.shutdown(socket.SHUT_WR)
+        end_s = time.monotonic() + CLOSE_S_MAX
         for peer in peers:
             with contextlib.suppress(OSError):
-                while peer.recv(1 << 16):
-                    pass
+                while (left_s := end_s - time.monotonic()) > 0:
+                    peer.settimeout(left_s)
+                    if not peer.recv(1 << 16):
+                        break
     return count
 
 
