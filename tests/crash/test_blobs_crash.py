@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from crash_kit import Crash, Run, crashes
@@ -14,7 +16,9 @@ from staging_kit import stage
 
 from polybus import references
 from polybus.edges.node import Node
+from polybus.errors import StorageError
 from polybus.log.blobs import (
+    PENDING,
     UNFINISHED,
     BlobReader,
     FoundBlob,
@@ -26,6 +30,7 @@ from polybus.log.blobs import (
 from polybus.log.disk import Disk
 from polybus.log.history.handover import compact
 from polybus.log.verify.verify import verify
+from polybus.services.blobs import blobs
 from polybus.services.blobs.blobs import StoredPayload
 from polybus.services.blobs.unfinished import ContinuedBlob
 from polybus.services.transactions.commits import TransactionKey
@@ -282,6 +287,38 @@ def test_a_blob_stays_while_a_topic_that_may_need_it_cannot_be_read(tmp_path: Pa
     history.write_bytes(whole[:-1])
     on_node(delete_all, tmp_path)
     assert find_all(tmp_path) == []
+
+
+def with_a_pending_mark(run: Run) -> None:
+    on_node(lambda node: store(node, ["b"], b"needed"), run.data, topics=TOPICS)
+    make_pending(marks_in(run.data)[-1])
+
+
+def with_a_pending_mark_of_two(run: Run) -> None:
+    on_node(lambda node: store(node, TOPICS, b"needed"), run.data, topics=TOPICS)
+    make_pending(marks_in(run.data)[-1])
+
+
+def make_pending(mark: Path) -> None:
+    """As a crash leaves it."""
+    mark.rename(mark.with_name(mark.name + PENDING))
+
+
+def start_while_the_disk_fails(run: Run) -> None:
+    async def sweep(node: Node) -> None:
+        run.resume()
+        await node.services.blobs.swept()
+
+    run.pause()
+    failure = StorageError("log.failed", "Input/output error")
+    with patch.object(blobs, "find_message", side_effect=failure):
+        on_node(sweep, run.data)
+
+
+@pytest.mark.parametrize("start", [with_a_pending_mark, with_a_pending_mark_of_two])
+def test_a_pending_mark_stays_until_its_message_is_found(start: Callable[[Run], None]) -> None:
+    for crash in crashes(start_while_the_disk_fails, look, start=start):
+        assert set(crash.seen) == {"needed"} == set(crash.end), crash
 
 
 @pytest.mark.parametrize("topics", [["a"], ["b"], ["a", "b"]])

@@ -193,7 +193,8 @@ class Blobs:
             offset = await asyncio.to_thread(find_message, log, topic, pending, blob.path.name)
         except PolybusError as error:
             logger.warning("blob %s is kept: %s", blob.path.name, error)
-            blob.strange.append(pending)
+            # The only proof of its message: it stays until a later one, or the topic, replaces it.
+            blob.marks.setdefault(topic, pending)
             return
         if offset is None:
             await self._run(files.drop_marks, blob.path, [pending])
@@ -517,21 +518,20 @@ class Blobs:
         """
         log = self._context.log
         gone = [topic for topic, mark in blob.marks.items() if is_gone(log, bounds, topic, mark)]
-        void = [blob.marks.pop(topic) for topic in gone]
-        if blob.strange and not log.frozen and not self._is_memory:
-            void += blob.strange
+        strange = [] if log.frozen or self._is_memory else blob.strange
+        is_needed = len(gone) < len(blob.marks) or len(strange) < len(blob.strange)
+        if not is_needed and not blob.is_new and not self._is_read(blob.account):
+            # The marks go after those that replace them.
+            return False
+        void = [blob.marks.pop(topic) for topic in gone] + strange
+        if strange:
             blob.strange = []
-        if blob.marks or blob.strange:
-            if void:
-                self._later(files.drop_marks, blob.path, void)
-            return True
-        is_proven = blob.is_new or self._is_read(blob.account)
-        if is_proven:
+        if not is_needed:
             self._forget(blob)
             self._later(files.remove_blob, blob.path, self._disk)
         elif void:
             self._later(files.drop_marks, blob.path, void)
-        return is_proven
+        return True
 
     def _is_read(self, account: str) -> bool:
         """Whether all messages of an account from before this bus have their marks."""
@@ -555,7 +555,7 @@ class Blobs:
             if blob is None or topic not in found.epochs:
                 continue
             mark, known = BlobMark(found.epochs[topic], offset), blob.marks.get(topic)
-            if known is None or (known.epoch == mark.epoch and known.offset < offset):
+            if known is None or (known.epoch, known.offset) < (mark.epoch, offset):
                 logger.warning("blob %s: the mark of topic %s is restored", blob_id, topic)
                 blob.marks[topic] = mark
                 self._later(files.add_mark, blob.path, mark, self._disk)
