@@ -19,7 +19,6 @@ from polybus.errors import PolybusError, StorageError
 from polybus.log.history import exposed
 from polybus.log.layout import admin_token_path, exposed_folder, topic_folder
 from polybus.torture.bus.child import TOPICS, BusChild, ask_on, shown
-from polybus.torture.load.ledger import value_of
 from polybus.torture.load.side_load import SideLoad
 from polybus.torture.report import Findings
 
@@ -137,7 +136,9 @@ class StoresLoad(SideLoad):
     async def _change_accounts(self) -> None:
         while not self._stopping.is_set():
             self._accounts += 1
-            name, value = f"shop{self._accounts}", value_of("shop", self._accounts)
+            name = f"shop{self._accounts}"
+            # Small, so that it is not a reference: the account has a large payload, too.
+            value = f"the message of {name}"
             await self.ask("POST", "/v1/accounts", {"name": name}, token=self._admin)
             made = await self.ask("POST", f"/v1/accounts/{name}/tokens", {}, token=self._admin)
             token = made["token"]
