@@ -135,6 +135,29 @@ def test_no_damage_goes_unnoticed_and_none_keeps_the_file_from_opening(data: Pat
     assert noticed > FLIPS / 4
 
 
+def test_a_flip_in_the_definition_of_a_table_is_damage_and_loses_no_intact_row(data: Path) -> None:
+    """SQLite would find another column by that name, or none."""
+    path = data / "state.db"
+    content, whole = path.read_bytes(), examine(path).rows
+    query = "SELECT sql FROM sqlite_master WHERE sql NOT NULL"
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        texts = [sql.encode() for (sql,) in db.execute(query)]
+    assert texts and content == path.read_bytes()
+    places = [content.index(text) + at for text in texts for at in range(len(text))]
+    chance = random.Random(3)
+    for at in chance.sample(places, 200):
+        flipped = content[at] ^ 1 << chance.randrange(8)
+        path.write_bytes(content[:at] + bytes([flipped]) + content[at + 1 :])
+        assert verify_state(data), at
+    path.write_bytes(
+        content.replace(
+            b"direct (number INTEGER PRIMARY KEY, json", b"direct (number INTEGER PRIMARY KEY, bson"
+        )
+    )
+    assert open_or_renew(path, fsync=True)
+    assert examine(path).rows == {**whole, "producers_read": []}
+
+
 @pytest.mark.parametrize("number", range(12))
 def test_a_bus_starts_on_any_damaged_file(data: Path, number: int) -> None:
     whole = on_bus(data, shown)

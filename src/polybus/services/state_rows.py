@@ -16,6 +16,7 @@ and another rename gives it its name. A start after a crash in between continues
 """
 
 import contextlib
+import functools
 import os
 import shutil
 import sqlite3
@@ -76,6 +77,7 @@ CREATE TABLE producers_read (
 CREATE TABLE damages (
     kind TEXT NOT NULL, name TEXT NOT NULL, reason TEXT NOT NULL, time_s REAL NOT NULL)
 """
+DEFINITIONS = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY rowid"
 COLUMNS = {"sessions": 12, "packs": 9, "direct": 3, "consumers": 3, "producers": 3}
 COLUMNS["producers_read"] = 4
 # Rows of format 1 have no checksum, and a session's no counts; those of format 2 have no account,
@@ -274,6 +276,17 @@ def _check_format(db: sqlite3.Connection, path: Path, content: StateContent) -> 
     is_older = (version, marked) in older
     if not content.is_current and not is_older:
         content.damages.append(StateDamage("", "", "the head of the file is damaged"))
+    # SQLite reads a file by it, whatever it says.
+    if content.is_current and db.execute(DEFINITIONS).fetchall() != _definitions():
+        content.damages.append(StateDamage("", "", "the definition of a table is damaged"))
+
+
+@functools.cache
+def _definitions() -> list[Row]:
+    """What SQLite stores of SCHEMA."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as db:
+        db.executescript(SCHEMA)
+        return db.execute(DEFINITIONS).fetchall()
 
 
 def _earlier(db: sqlite3.Connection) -> list[Row]:
@@ -291,7 +304,8 @@ def _read_table(db: sqlite3.Connection, table: str, content: StateContent) -> No
     problem = ""
     # From both ends, to skip an unreadable page.
     for order in ("ASC", "DESC"):
-        wanted = ", ".join(f"{key} {order}" for key in keys)
+        # By position: a damaged definition may name a column in another way.
+        wanted = ", ".join(f"{at} {order}" for at, _ in enumerate(keys, 1))
         try:
             for row in db.execute(f"SELECT * FROM {table} ORDER BY {wanted}"):
                 rows[row[: len(keys)]] = row
