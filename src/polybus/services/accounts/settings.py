@@ -12,6 +12,7 @@ from polybus import config_file, names
 from polybus.config import DeclaredTopic, Limits, Retention, Settings
 from polybus.errors import ConfigError, UsageError
 from polybus.log.layout import account_folder
+from polybus.log.topics import storage_error
 from polybus.services.accounts.records import Grant, Right, account_name, check_pattern, rights_of
 from polybus.structs import convert
 
@@ -90,11 +91,15 @@ def own_name(text: str) -> str:
 
 
 def state_of(data: Path, account: str) -> FileState:
+    """Raises StorageError if it is unknown whether the file exists."""
     for name in FILES:
+        path = account_folder(data, account) / name
         try:
-            status = (account_folder(data, account) / name).stat()
-        except OSError:
+            status = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
             continue
+        except OSError as error:
+            raise storage_error(error, f"cannot read {path}") from error
         return name, status.st_mtime_ns, status.st_size
     return None
 
