@@ -9,6 +9,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from threading import TIMEOUT_MAX
 from typing import Any, cast
 
 import msgspec
@@ -129,14 +130,17 @@ def check(config: Config) -> None:
         "pipeline",
         "cluster",
     ):
-        _check_positive(getattr(config, name), name)
+        check_numbers(getattr(config, name), name)
     for topic in config.topic_list():
-        _check_positive(topic.retention, f"topics: {topic.name}: retention")
+        check_numbers(topic.retention, f"topics: {topic.name}: retention")
         _check_paths(topic)
         _check_expectations("topics", topic)
 
 
-def _check_positive(group: Settings, key: str) -> None:
+def check_numbers(group: Settings, key: str) -> None:
+    """Raises ConfigError `config.range` if a number is not positive, or no thread can wait for that
+    number of seconds.
+    """
     for field in msgspec.structs.fields(group):
         value = getattr(group, field.name)
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -144,6 +148,9 @@ def _check_positive(group: Settings, key: str) -> None:
         # Not `<= 0`: TOML has NaN.
         if not value > 0:
             text = f"{key}.{field.encode_name} is {value}; it must be greater than 0"
+            raise ConfigError("config.range", text)
+        if isinstance(value, float) and value > TIMEOUT_MAX:
+            text = f"{key}.{field.encode_name} is {value}; it must be at most {TIMEOUT_MAX:.0f}"
             raise ConfigError("config.range", text)
 
 

@@ -117,9 +117,8 @@ def load(data: Path, account: str, name: str) -> AccountConfig:
             check_pattern(permission.topics)
     except (msgspec.ValidationError, UsageError) as error:
         raise ConfigError("config.invalid", f"{path}: {error}") from error
-    for field in msgspec.structs.fields(found.limits):
-        value = getattr(found.limits, field.name)
-        if value is not None and value <= 0:
-            key = f"limits.{field.encode_name}"
-            raise ConfigError("config.range", f"{path}: {key} is {value}; it must be above 0")
+    config_file.check_numbers(found.limits, f"{path}: limits")
+    config_file.check_numbers(found.retention, f"{path}: retention")
+    for topic in found.topic_list():
+        config_file.check_numbers(topic.retention, f"{path}: topics: {topic.name}: retention")
     return found
