@@ -122,6 +122,10 @@ def test_topics_are_lowercased_and_declared_once(tmp_path: Path) -> None:
         ({"log": "kafka://a:1", "cluster": {"prefix": "a b"}}, "cluster.prefix"),
         ([], "must be a JSON object"),
         ({"tables": [{"name": "orders"}]}, "tables: 'orders' needs the name"),
+        (
+            {"topics": [{"name": "o", "schema": "a STRUCT<b: BIGNT>"}]},
+            "topics: o: schema: a.b: there is no type BIGNT; did you mean bigint",
+        ),
         ({"tables": [{"name": "a.b", "expect": {"": "x"}}]}, "tables: a.b: '': use 1 to"),
     ],
 )

@@ -25,6 +25,7 @@ from polybus.config import (
     topic_name,
 )
 from polybus.errors import ConfigError
+from polybus.schema_ddl import columns_of
 from polybus.schema_file import columns_in
 from polybus.structs import convert
 
@@ -134,6 +135,7 @@ def check(config: Config) -> None:
     for topic in config.topic_list():
         check_numbers(topic.retention, f"topics: {topic.name}: retention")
         _check_paths(topic)
+        check_schema(topic, f"topics: {topic.name}")
         _check_expectations("topics", topic)
 
 
@@ -192,6 +194,15 @@ def _check_paths(topic: DeclaredTopic) -> None:
         if path is not None and not JSON_PATH.fullmatch(path):
             text = f"topics: {topic.name}: {field} is {path!r}; write a path like $.order.id"
             raise ConfigError("config.invalid", text)
+
+
+def check_schema(topic: DeclaredTopic, key: str) -> None:
+    """Raises ConfigError `config.schema`, which names the column."""
+    if topic.schema is not None:
+        try:
+            columns_of(topic.schema)
+        except ValueError as error:
+            raise ConfigError("config.schema", f"{key}: schema: {error}") from error
 
 
 def _check_tables(config: Config) -> None:

@@ -120,5 +120,6 @@ def load(data: Path, account: str, name: str) -> AccountConfig:
     config_file.check_numbers(found.limits, f"{path}: limits")
     config_file.check_numbers(found.retention, f"{path}: retention")
     for topic in found.topic_list():
+        config_file.check_schema(topic, f"{path}: topics: {topic.name}")
         config_file.check_numbers(topic.retention, f"{path}: topics: {topic.name}: retention")
     return found
