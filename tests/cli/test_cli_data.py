@@ -163,7 +163,7 @@ def test_verify_refuses_a_running_bus_then_finds_all_intact(tmp_path: Path) -> N
             assert b"polybus: log.locked: " in done.stderr
     done = polybus("verify", "--data", data)
     assert done.returncode == 0, done.stderr
-    assert re.match(rb"intact: 1 topic, 10 messages, 1 journal segment, .* kB\n", done.stdout)
+    assert re.match(rb"intact: 1 topic, 10 messages, 1 journal segment, .* KiB\n", done.stdout)
     done = polybus("verify", "--data", data, "--json")
     assert json.loads(done.stdout)["intact"] is True
 
