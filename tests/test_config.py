@@ -122,6 +122,10 @@ def test_topics_are_lowercased_and_declared_once(tmp_path: Path) -> None:
         ({"log": "kafka://a:1", "cluster": {"prefix": "a b"}}, "cluster.prefix"),
         ([], "must be a JSON object"),
         ({"tables": [{"name": "orders"}]}, "tables: 'orders' needs the name"),
+        (
+            {"topics": [{"name": "o", "schema": "a STRUCT<b: BIGNT>"}]},
+            "topics: o: schema: a.b: there is no type BIGNT; did you mean bigint",
+        ),
         ({"tables": [{"name": "a.b", "expect": {"": "x"}}]}, "tables: a.b: '': use 1 to"),
     ],
 )
@@ -132,8 +136,9 @@ def test_a_mistake_is_refused_in_one_line_that_names_the_key(
     assert named in refusal(tmp_path, raw)
 
 
-def test_a_number_that_is_none_is_no_limit(tmp_path: Path) -> None:
-    (tmp_path / "config.toml").write_text("[limits]\nudp-idle-s = nan\n")
+@pytest.mark.parametrize("number", ["nan", "inf", "1e300"])
+def test_a_number_that_is_none_is_no_limit(tmp_path: Path, number: str) -> None:
+    (tmp_path / "config.toml").write_text(f"[limits]\nudp-idle-s = {number}\n")
     with pytest.raises(ConfigError, match="udp-idle-s"):
         config_file.load(tmp_path / "config.toml", {})
 

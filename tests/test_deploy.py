@@ -121,6 +121,13 @@ def test_the_unit_is_hardened_and_valid(tmp_path: Path) -> None:
         assert done.returncode == 0 and "polybus." not in done.stderr, done.stderr
 
 
+def test_a_unit_names_only_files_that_the_steps_install() -> None:
+    steps = (ROOT / "docs" / "howto" / "operate.md").read_text()
+    for unit in (*DEPLOY.glob("*.service"), *DEPLOY.glob("*.socket")):
+        for path in re.findall(r"^Documentation=file://(\S+)", unit.read_text(), re.MULTILINE):
+            assert path in steps, f"{unit.name}: nothing installs {path}"
+
+
 def test_the_settings_of_the_service_and_the_image_are_settings() -> None:
     for name in ("service.toml", "container.toml"):
         config = config_file.load(DEPLOY / name, {})

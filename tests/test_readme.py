@@ -61,7 +61,7 @@ def plain(lines: list[str]) -> list[str]:
     text = re.sub(r"one port \(\d+\)", "one port (PORT)", text)
     text = re.sub(r"\b\d{13}:", "EPOCH:", text)
     text = re.sub(r"in \d+\.\d+ s$", "in N s", text, flags=re.MULTILINE)
-    return re.sub(r"[\d.]+ kB", "N kB", text).splitlines()
+    return re.sub(r"[\d.]+ KiB", "N KiB", text).splitlines()
 
 
 class Reader:

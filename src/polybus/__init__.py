@@ -9,12 +9,13 @@ async def main():
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
 from polybus.version import __version__
 
+# Not from typing: a command must get to its signal handlers soon (polybus.entry).
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from polybus.client import Client, Message, Position, Subscription, connect
 
 __all__ = ["Client", "Message", "Position", "Subscription", "__version__", "connect"]
@@ -22,6 +23,8 @@ __all__ = ["Client", "Message", "Position", "Subscription", "__version__", "conn
 
 def __getattr__(name: str) -> Any:
     """Import the client on first use: the bus itself does not need it."""
+    import importlib
+
     if name in __all__:
         return getattr(importlib.import_module("polybus.client"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

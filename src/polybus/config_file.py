@@ -9,6 +9,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from threading import TIMEOUT_MAX
 from typing import Any, cast
 
 import msgspec
@@ -24,6 +25,7 @@ from polybus.config import (
     topic_name,
 )
 from polybus.errors import ConfigError
+from polybus.schema_ddl import columns_of
 from polybus.schema_file import columns_in
 from polybus.structs import convert
 
@@ -129,14 +131,18 @@ def check(config: Config) -> None:
         "pipeline",
         "cluster",
     ):
-        _check_positive(getattr(config, name), name)
+        check_numbers(getattr(config, name), name)
     for topic in config.topic_list():
-        _check_positive(topic.retention, f"topics: {topic.name}: retention")
+        check_numbers(topic.retention, f"topics: {topic.name}: retention")
         _check_paths(topic)
+        check_schema(topic, f"topics: {topic.name}")
         _check_expectations("topics", topic)
 
 
-def _check_positive(group: Settings, key: str) -> None:
+def check_numbers(group: Settings, key: str) -> None:
+    """Raises ConfigError `config.range` if a number is not positive, or no thread can wait for that
+    number of seconds.
+    """
     for field in msgspec.structs.fields(group):
         value = getattr(group, field.name)
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -144,6 +150,9 @@ def _check_positive(group: Settings, key: str) -> None:
         # Not `<= 0`: TOML has NaN.
         if not value > 0:
             text = f"{key}.{field.encode_name} is {value}; it must be greater than 0"
+            raise ConfigError("config.range", text)
+        if isinstance(value, float) and value > TIMEOUT_MAX:
+            text = f"{key}.{field.encode_name} is {value}; it must be at most {TIMEOUT_MAX:.0f}"
             raise ConfigError("config.range", text)
 
 
@@ -185,6 +194,15 @@ def _check_paths(topic: DeclaredTopic) -> None:
         if path is not None and not JSON_PATH.fullmatch(path):
             text = f"topics: {topic.name}: {field} is {path!r}; write a path like $.order.id"
             raise ConfigError("config.invalid", text)
+
+
+def check_schema(topic: DeclaredTopic, key: str) -> None:
+    """Raises ConfigError `config.schema`, which names the column."""
+    if topic.schema is not None:
+        try:
+            columns_of(topic.schema)
+        except ValueError as error:
+            raise ConfigError("config.schema", f"{key}: schema: {error}") from error
 
 
 def _check_tables(config: Config) -> None:

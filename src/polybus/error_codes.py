@@ -81,8 +81,8 @@ config.syntax: a config file is not TOML or JSON → correct the named line
 config.invalid: a setting is unknown, of the wrong type, or contradicts another
     → docs/reference/config.md lists all settings
 config.range: a number is out of range → correct the named setting
-config.schema: the file with a topic's schema is not JSON Schema or Avro of an object
-    → correct the file that schema-file names
+config.schema: the schema of a topic is not a list of columns with types, or its file is not JSON
+    Schema or Avro of an object → correct schema, or the file that schema-file names
 config.topic: the name of a declared topic is invalid → correct it in topics
 config.environment: a POLYBUS_ variable names no setting → unset or rename the variable
 config.address: a connector cannot listen on its address → polybus doctor shows which ports are free

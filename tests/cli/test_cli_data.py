@@ -163,7 +163,7 @@ def test_verify_refuses_a_running_bus_then_finds_all_intact(tmp_path: Path) -> N
             assert b"polybus: log.locked: " in done.stderr
     done = polybus("verify", "--data", data)
     assert done.returncode == 0, done.stderr
-    assert re.match(rb"intact: 1 topic, 10 messages, 1 journal segment, .* kB\n", done.stdout)
+    assert re.match(rb"intact: 1 topic, 10 messages, 1 journal segment, .* KiB\n", done.stdout)
     done = polybus("verify", "--data", data, "--json")
     assert json.loads(done.stdout)["intact"] is True
 
@@ -215,12 +215,33 @@ def test_an_empty_folder_is_not_intact(tmp_path: Path) -> None:
     assert done.returncode == 1 and b"log.no-data" in done.stderr
 
 
-@pytest.mark.parametrize("command", ["verify", "topics list", "topics create x", "sql -", "status"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("verify", "topics list", "topics create x", "sql -", "status"),
+        *("pipeline status", "pipeline stop", "accounts list", "tables list", "top"),
+    ],
+)
 def test_a_folder_of_another_user_is_an_error_that_says_so(tmp_path: Path, command: str) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data").chmod(0)
     done = as_others(*command.split(), "--data", str(tmp_path / "data"))
     assert done.returncode == 1 and done.stderr.startswith(b"polybus: log.denied: "), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "file"), [("pipeline status", "pipeline/status.json"), ("top", "run.json")]
+)
+def test_a_file_of_another_user_is_not_a_missing_one(
+    tmp_path: Path, command: str, file: str
+) -> None:
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    path.touch(mode=0)
+    (tmp_path / "polybus.json").touch()
+    done = as_others(*command.split(), "--data", str(tmp_path))
+    assert done.returncode == 1 and done.stdout == b""
+    assert done.stderr.startswith(f"polybus: log.denied: cannot read {path}: ".encode())
 
 
 def test_the_doctor_says_that_a_folder_is_of_another_user(tmp_path: Path) -> None:

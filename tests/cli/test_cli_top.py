@@ -63,7 +63,7 @@ def busy() -> TopFigures:
 def test_the_picture_fits_the_terminal(lines: int) -> None:
     shown = [line.plain for line in frame(busy(), TopView(), lines)]
     assert len(shown) <= lines
-    assert shown[0].startswith("in 123,456/s, 512 MB/s")
+    assert shown[0].startswith("in 123,456/s, 488 MiB/s")
     assert "\x1b" not in "".join(shown)
     if lines == 24:
         assert all(len(line) <= 80 for line in shown if " connected " not in line)

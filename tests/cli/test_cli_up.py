@@ -504,7 +504,7 @@ def test_the_figures_fit_the_terminal_with_alerts_first(lines: int) -> None:
     if lines >= 21:
         text = "\n".join(shown)
         assert "tables: silver 12,345, quarantine 1" in text
-        assert "99,000" in text and "1.5 kB" in text and "1,200 ms" in text
+        assert "99,000" in text and "1.5 KiB" in text and "1,200 ms" in text
         assert "more topics" in text and "more flows" in text
 
 

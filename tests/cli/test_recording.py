@@ -166,7 +166,7 @@ def test_a_picture_of_what_a_command_wrote_once_is_noticed(shown: str, now: str)
 
 def test_numbers_times_and_widths_may_differ_in_the_picture() -> None:
     old = animated([("polybus x 1", "1795010653152:0\nnews  2  80 B    0.3/s   9 s  1s ago  ×2")])
-    new = animated([("polybus x 1", "1796010653152:7\nnews  14  1.2 kB  12/s  3 min  2m ago  ×3")])
+    new = animated([("polybus x 1", "1796010653152:7\nnews  14  1.2 KiB  12/s  3 min  2m ago  ×3")])
     assert stable(lines_of(old)) == stable(lines_of(new))
     assert lines_of(old)[:2] == ["$ polybus x 1", "1795010653152:0"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 from client_kit import SCHEMES, take
 
 import polybus
+from polybus.client.http.blocking import request_json
+from polybus.edges.node import Node
 from polybus.errors import PolybusError, UsageError
 from polybus.testing import run_bus
 
@@ -62,3 +65,57 @@ def test_a_client_names_a_ca_file_that_it_cannot_use(tmp_path: Path) -> None:
     context = ssl.create_default_context()
     with pytest.raises(UsageError, match="not both"):
         polybus.connect("boson+tls://localhost", ca_file=tmp_path / "x", ssl_context=context)
+
+
+def required() -> list[dict[str, object]]:
+    """A connector for all protocols, and one for queues, which both require TLS."""
+    files = {"cert": str(TLS / "cert.pem"), "key": str(TLS / "key.pem"), "required": True}
+    one = {"protocol": "tcp", "port": 0, "tls": files}
+    return [one, one | {"speaks": "queue", "topic": "news"}]
+
+
+def ports(bus: Node) -> dict[str, int]:
+    """The ports of the connectors, by `queue` or `all`."""
+    found = zip(("all", "queue"), bus.addresses, strict=True)
+    return {name: int(address.rpartition(":")[2]) for name, address in found}
+
+
+@pytest.mark.parametrize("scheme", [*SCHEMES, "queue"])
+async def test_a_port_without_tls_is_named_with_the_url_to_use(scheme: str) -> None:
+    plain = [{"protocol": "tcp", "port": 0}]
+    plain.append(plain[0] | {"speaks": "queue", "topic": "news"})
+    async with run_bus("news", connectors=plain) as bus:
+        place = f"127.0.0.1:{ports(bus)['queue' if scheme == 'queue' else 'all']}"
+        with pytest.raises(PolybusError, match=r"unreachable.*not seem to speak TLS") as one:
+            async with polybus.connect(f"{scheme}+tls://{place}") as client:
+                await client.publish("news", "x")
+    assert f"use {scheme}://{place}" in one.value.text
+
+
+@pytest.mark.parametrize("scheme", [*SCHEMES, "queue"])
+@pytest.mark.parametrize("does", ["publish", "subscribe"])
+async def test_a_port_that_requires_tls_is_an_error_and_no_loss(scheme: str, does: str) -> None:
+    """It would be the same after every reconnect."""
+    async with run_bus("news", connectors=required(), limits={"detect-timeout-s": 0.2}) as bus:
+        place = f"127.0.0.1:{ports(bus)['queue' if scheme == 'queue' else 'all']}"
+        url = f"{scheme}://{place}"
+        with pytest.raises(PolybusError, match=r"tls\.required") as one:
+            async with asyncio.timeout(3), polybus.connect(url) as client:
+                if does == "publish":
+                    while True:
+                        await client.publish("news", "x")
+                        await asyncio.sleep(0)
+                async with client.subscribe("news") as subscription:
+                    await take(subscription, 1)
+        assert scheme in ("http", "ws") or f"use {scheme}+tls://{place}" in one.value.text
+
+
+async def test_blocking_calls_name_the_wrong_scheme_too() -> None:
+    async with run_bus("news", connectors=required()) as bus:
+        url = f"http://127.0.0.1:{ports(bus)['queue']}"
+        with pytest.raises(PolybusError, match=r"tls\.required.*use https://"):
+            await asyncio.to_thread(request_json, url, "GET", "/v1/topics")
+    async with run_bus("news") as bus:
+        url = f"https://127.0.0.1:{bus.tcp_port}"
+        with pytest.raises(PolybusError, match=r"not seem to speak TLS.*use http://127"):
+            await asyncio.to_thread(request_json, url, "GET", "/v1/topics")

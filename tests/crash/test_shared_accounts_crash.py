@@ -17,7 +17,7 @@ from polybus.batch import Batch
 from polybus.errors import StorageError, UsageError
 from polybus.services import cluster_table
 from polybus.services.accounts import accounts as accounts_module
-from polybus.services.accounts import configs
+from polybus.services.accounts import configs, settings
 from polybus.services.accounts.records import Account
 from polybus.services.cluster_table import ClusterEntry
 
@@ -287,7 +287,7 @@ async def test_a_topic_that_kafka_refuses_is_not_asked_for_at_every_look(
             await b.accounts._look()
             assert len(asked) == 2
         monkeypatch.setattr(configs, "REFUSED_S", 0.0)
-        b.accounts.configs.put_off("third", b.accounts.configs.look()["third"])
+        b.accounts.configs.put_off("third", settings.state_of(b.accounts.store.data, "third"))
         await b.accounts._look()
         assert not b.accounts.configs.problems
         assert {"third/x", "third/y"} <= set(b.log.topics())

@@ -99,6 +99,43 @@ async def test_a_removed_file_is_recorded(tmp_path: Path) -> None:
     assert "config" not in shown(tmp_path)
 
 
+@pytest.mark.parametrize("what", ["file", "folder"])
+async def test_a_file_that_cannot_be_read_is_not_a_removed_one(
+    what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its account keeps its settings; the problem is reported once, until the file is back."""
+    await make(tmp_path)
+    lost = config_of(tmp_path) if what == "file" else config_of(tmp_path).parent
+    aside = tmp_path / "aside"
+    async with run_bus(data=str(tmp_path)) as node:
+        configs = node.accounts.configs
+        await until(lambda: configs.limits["shop"].topics_max == 50)
+        lost.rename(aside)
+        lost.symlink_to(lost)  # Opening it fails with ELOOP, for root too.
+        await until(lambda: "shop" in configs.problems)
+        with pytest.raises(StorageError, match=r"log\.failed"):
+            edits.found_config(tmp_path, "shop")
+        swept = node.accounts._sweeps
+        await until(lambda: node.accounts._sweeps > swept + 3)
+        assert configs.limits["shop"].topics_max == 50
+        (error,) = [one.getMessage() for one in caplog.records if one.name == "polybus.accounts"]
+        assert "cannot read" in error and "log.failed" in error
+        lost.unlink()
+        aside.rename(lost)
+        await until(lambda: "shop" not in configs.problems)
+        assert configs.limits["shop"].topics_max == 50
+        assert told(node) == [("shop", "config.toml")]
+
+
+async def test_a_check_says_that_the_file_cannot_be_read(tmp_path: Path) -> None:
+    await make(tmp_path)
+    config_of(tmp_path).unlink()
+    config_of(tmp_path).symlink_to(config_of(tmp_path))
+    (note,) = verify(tmp_path).notes
+    assert f"cannot read {config_of(tmp_path)}" in note
+    assert "config    cannot read" in shown(tmp_path)
+
+
 @pytest.mark.parametrize("end", ["before", "after"])
 async def test_an_edit_that_was_not_noted_is_recorded_by_the_next_start(
     end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -131,7 +131,12 @@ async def test_a_config_that_breaks_changes_nothing_and_is_told() -> None:
             await peer.send(speaker.subscribe("shop/sport"))
             assert await speaker.hear(peer) == ("subscribed", "shop/sport", "")
             problems = node.accounts.configs.problems
-            for broken in ({"topics": ["a/b"]}, {"limits": {"x": 1}}, {"limits": {"bytes-max": 0}}):
+            for broken in (
+                *({"topics": ["a/b"]}, {"limits": {"x": 1}}, {"limits": {"bytes-max": 0}}),
+                *({"retention": {"age-s": -1}}, {"retention": {"age-s": 1e300}}),
+                {"topics": [{"name": "sport", "retention": {"bytes": 0}}]},
+                {"topics": [{"name": "sport", "schema": "id BIGNT"}]},
+            ):
                 configure(node, "shop", **broken)
                 await until(lambda: "shop" in problems)
                 configure(node, "shop", permissions=[permission])

@@ -108,6 +108,8 @@ async def test_attributes_and_traces_reach_other_protocols_as_headers() -> None:
         {**ORDER, "extra": {"a": 1}},
         {**ORDER, "data_base64": "!"},
         b"[" * 100 + b"]" * 100,
+        b'{"specversion":"1.0","id":"1","source":"s","type":"t","data":[1e999]}',
+        b'{"specversion":"1.0","id":"1","source":"s","type":"t","data":%s}' % (b"9" * 400),
     ],
 )
 async def test_what_is_no_event_is_refused(body: Any) -> None:

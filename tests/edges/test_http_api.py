@@ -173,6 +173,7 @@ async def test_messages_in_memory_are_read_as_those_on_disk_and_not_through_arro
         *(b"", b"x", b"[]", b"{}", b'{"value":1,"base64":""}', b'{"base64":"!"}', b'{"v":1}'),
         *(b'{"value":1}\n{', b'{"value":"\xff"}', b'{"value":' + b"[" * 100_000),
         b'{"value":1,"headers":{"h":1}}',
+        *(b'{"value":[1e999]}', b'{"value":%s}' % (b"9" * 400)),
     ],
 )
 async def test_a_bad_line_refuses_them_all(line: bytes) -> None:

@@ -64,6 +64,11 @@ async def test_flows_and_their_last_batches_are_shown() -> None:
         for damaged in ("{", "[]", '{"flows": 1}'):
             (http.node.data / "pipeline" / "status.json").write_text(damaged)
             assert (await shown(http))["state"] == "never"
+        path = http.node.data / "pipeline" / "status.json"
+        path.unlink()
+        path.symlink_to(path)  # Opening it fails with ELOOP.
+        view = await shown(http)
+        assert view["state"] == "unknown" and "cannot read the status" in view["problems"][0]
 
 
 async def test_the_driver_is_asked_to_stop_on_its_socket(tmp_path: Path) -> None:

@@ -150,6 +150,13 @@ async def test_the_list_of_what_was_not_delivered_has_older_parts() -> None:
         assert found == [4, 3, 2, 1, 0]
 
 
+async def test_a_page_from_a_number_that_no_offset_has_is_refused() -> None:
+    async with http_bus("news") as http:
+        for path in ("undelivered", "dead-letters"):
+            refused = await http.client.get(f"/v1/{path}", params={"from": 1 << 63})
+            assert (refused.status_code, refused.json()["code"]) == (400, "http.query")
+
+
 @pytest.mark.parametrize("body", [{"ranges": []}, {"topic": "news", "ranges": [1]}, {"all": 1}])
 async def test_what_to_publish_again_is_said_in_one_way(body: dict[str, Any]) -> None:
     async with http_bus("news") as http:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from pathlib import Path
 
@@ -130,3 +132,34 @@ def test_a_topic_that_has_lost_its_files_is_not_empty(data: Path, lost: str) -> 
                 look("news", *more)
         assert again.bounds("empty").stop == 0
         assert ("news" in again.topics()) == (lost != "the folder")
+
+
+def test_a_folder_whose_polybus_json_cannot_be_read_is_not_a_missing_one(data: Path) -> None:
+    (data / "polybus.json").unlink()
+    (data / "polybus.json").symlink_to("polybus.json")  # Opening it fails with ELOOP.
+    with pytest.raises(StorageError, match=r"log\.failed: cannot read .*polybus\.json"):
+        LogReader(data)
+
+
+def test_a_journal_that_cannot_be_read_is_not_an_empty_one(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_segment(data, 1, [[rows_batch("news", 0, 5)]])
+    scan, names = os.scandir, os.listdir
+
+    def refuse(path: object) -> None:
+        if str(path) == str(layout.journal_folder(data)):
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+    def scandir(path: str) -> object:
+        refuse(path)
+        return scan(path)
+
+    def listdir(path: str) -> list[str]:
+        refuse(path)
+        return names(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    monkeypatch.setattr(os, "listdir", listdir)
+    with pytest.raises(StorageError, match=r"log\.denied: cannot read the journal"):
+        LogReader(data).bounds("news")

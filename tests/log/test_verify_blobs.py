@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -121,6 +123,21 @@ def test_what_is_not_a_blob_is_left_alone(tmp_path: Path) -> None:
         BlobReader(tmp_path / ("a" * 64))
     with pytest.raises(UsageError):
         BlobReader(tmp_path / ("b" * 64))
+
+
+def test_a_blob_that_the_disk_cannot_read_is_not_an_unknown_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = BlobWriter(tmp_path, Disk())
+    writer.write(b"payload")
+    reader = BlobReader(writer.place(tmp_path / writer.finish(), BlobMark(1, 2)))
+
+    def fail(*_: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "pread", fail)
+    with pytest.raises(StorageError, match=r"log\.failed: cannot read blob"):
+        reader.block(0)
 
 
 def test_a_full_disk_is_reported(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from polybus.lake.evolution import evolved
 from polybus.lake.infer import infer
 from polybus.lake.table import Conflict, LakeTable, TableChange, open_table
 from polybus.lake.typed import SCHEMA_VERSION
+from polybus.schema_ddl import columns_of
+from polybus.spark.declared_fields import schema_fields
 from polybus.spark.pipelines.flows import FlowProgress
 from polybus.spark.pipelines.standard import typed
 from polybus.spark.pipelines.standard.batches import StandardBatches
@@ -229,6 +232,29 @@ def test_a_topic_with_a_refused_schema_goes_on_with_the_one_it_has(
     pipe.configure(FIRST)
     pipe.run(2, [topics.message("orders", '{"id": 3}')])
     assert pipe.warning is None and pipe.ids() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        *("id BIGINT NOT NULL, name STRING COMMENT 'x, y', `a b`: dec(12, 2)", "id BIGNT"),
+        *("s STRUCT<x: INT, y STRING NOT NULL>, m MAP<STRING, ARRAY<DOUBLE>>", "STRUCT<a INT>"),
+        *("i interval day to second, t timestamp without time zone, v void", "a text", "a json"),
+        *("a string collate UNICODE, b varchar(3)", "a varchar", "a int(3)", "a array<int", "a"),
+        *("a int -- x\n, b /* y */ byte", "a int b int", "a int,", "a-b int", "a int; b int"),
+        *("a map<int>", "a decimal()", "a int default 3", "a int not", "a struct<>, b real"),
+    ],
+)
+def test_the_config_accepts_the_schemas_that_spark_accepts(spark: Any, schema: str) -> None:
+    def is_accepted(read: Callable[[], object]) -> bool:
+        try:
+            read()
+        except (ValueError, UsageError):
+            return False
+        return True
+
+    accepted = is_accepted(lambda: schema_fields("orders", schema))
+    assert is_accepted(lambda: columns_of(schema)) == accepted
 
 
 def test_a_table_of_somebody_else_is_left_alone(spark: Any, tmp_path: Path) -> None:

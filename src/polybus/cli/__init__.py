@@ -8,6 +8,7 @@ import importlib
 import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -75,7 +76,13 @@ RUN_UNTIL_STOPPED = ("serve", "up")
 
 
 class LazyGroup(click.Group):
-    """Imports a verb when it is called, and turns Polybus errors into exit codes."""
+    """Imports a verb when it is called, and turns Polybus errors into exit codes.
+
+    Attributes:
+        imported: called when the verb is imported, before it runs (polybus.entry).
+    """
+
+    imported: Callable[[], None] | None = None
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -85,6 +92,8 @@ class LazyGroup(click.Group):
             return None
         command = getattr(importlib.import_module(f"polybus.cli.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command)
+        if self.imported is not None:
+            self.imported()
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -117,12 +126,14 @@ class LazyGroup(click.Group):
         return super().main(*given, **named)
 
     def invoke(self, ctx: click.Context) -> Any:
-        from polybus.cli.common.exits import failure
+        from polybus.cli.common.exits import end_by_signal, failure
 
         try:
             return super().invoke(ctx)
         except PolybusError as error:
             raise failure(error) from error
+        except KeyboardInterrupt:
+            end_by_signal(signal.SIGINT, None)
         except ModuleNotFoundError as error:
             package = (error.name or "").partition(".")[0]
             if package not in MISSING:

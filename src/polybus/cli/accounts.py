@@ -14,7 +14,7 @@ from polybus.cli.common import admin
 from polybus.cli.common.options import json_option, only_files, settings_options
 from polybus.cli.common.output import ask_password, echo, echo_json, echo_table
 from polybus.config import Config
-from polybus.errors import UsageError
+from polybus.errors import StorageError, UsageError
 from polybus.log import file_modes
 from polybus.log.disk import Disk
 from polybus.log.interface import Log
@@ -112,7 +112,11 @@ def show(config: Config, name: str, as_json: bool) -> None:
     click.echo(f"password  {'yes' if found['password'] else 'no'}")
     if seen := seen_config(Path(config.data), found["name"]):
         used = f"{seen.file}, of {seen.changed}" if seen.file else "-"
-        click.echo(f"config    {unused_edit(Path(config.data), found['name']) or used}")
+        try:
+            edit = unused_edit(Path(config.data), found["name"])
+        except StorageError as error:
+            edit = error.text
+        click.echo(f"config    {edit or used}")
     if found["grants"]:
         click.echo("")
         rows = [(one["to"], one["topics"], ",".join(one["rights"])) for one in found["grants"]]

@@ -1,5 +1,6 @@
 """`polybus doctor`: check whether this machine can run a bus and the data pipeline."""
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
@@ -22,7 +23,7 @@ from polybus.cli.common.options import json_option, settings_options
 from polybus.cli.common.output import echo_json
 from polybus.config import Config
 from polybus.edges.port_owner import port_owner
-from polybus.errors import PolybusError
+from polybus.errors import PolybusError, StorageError
 
 FSYNC_BYTES = 4096
 FSYNC_COUNT = 20
@@ -181,7 +182,10 @@ def _spark(config: Config) -> Iterator[Check]:
 
 
 def _ports(config: Config) -> Iterator[Check]:
-    run = admin.running(Path(config.data))
+    run = None
+    with contextlib.suppress(StorageError):
+        # The check of the data folder reports it.
+        run = admin.running(Path(config.data))
     if run is not None:
         yield ok("bus", f"runs as process {run.pid} at {' '.join(run.addresses)}")
         return

@@ -10,6 +10,7 @@ waits until the bus has read it.
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import socket
@@ -18,7 +19,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 from polybus.batch import Buffer
-from polybus.client.options import ClientOptions
+from polybus.client.options import Address, ClientOptions
 from polybus.client.protocols import SCHEMES
 from polybus.client.retry import Backoff, retrying
 from polybus.client.transport import Refusal, Transport, TransportEvent
@@ -32,6 +33,12 @@ KEEPALIVE_IDLE_S = 30
 TLS_CLOSE_TIMEOUT_S = 1.0
 # gzip reaches at most 1,032; the bus is trusted, and a message of zeros is not an attack.
 GZIP_RATIO_MAX = 1100
+TLS_ALERT = b"\x15\x03"
+"""How a port with TLS answers to other bytes. As the length of a message, it is over 336 MiB."""
+_NO_TLS = (
+    *("WRONG_VERSION_NUMBER", "UNEXPECTED_EOF_WHILE_READING", "RECORD_LAYER_FAILURE"),
+    *("UNSUPPORTED_PROTOCOL", "HTTP_REQUEST", "UNEXPECTED_MESSAGE", "PACKET_LENGTH_TOO_LONG"),
+)
 log = logging.getLogger("polybus.client")
 
 
@@ -39,13 +46,16 @@ class Link(asyncio.Protocol):
     """One connection, from its start to its loss.
 
     Attributes:
-        lost: done when the connection is lost; its result is the reason, None after a clean end.
+        lost: done when the connection is lost; its result is the reason, None after a clean end. A
+            PolybusError does not pass by itself.
     """
 
-    def __init__(self, on_data: Callable[[bytes], None], *, gzip: bool) -> None:
+    def __init__(self, on_data: Callable[[bytes], None], address: Address) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_data = on_data
-        self._gzip = GzipStream(GZIP_RATIO_MAX) if gzip else None
+        self._address = address
+        self._is_first = not address.tls
+        self._gzip = GzipStream(GZIP_RATIO_MAX) if address.gzip else None
         self._transport: asyncio.Transport | None = None
         self._pending: list[Buffer] = []
         self._pending_bytes = 0
@@ -64,6 +74,11 @@ class Link(asyncio.Protocol):
         _keep_alive(transport.get_extra_info("socket"))
 
     def data_received(self, data: bytes) -> None:
+        if self._is_first:
+            self._is_first = False
+            if data.startswith(TLS_ALERT):
+                self.end(tls_required(self._address))
+                return
         if self._gzip is None:
             self._on_data(data)
             return
@@ -191,6 +206,13 @@ class Link(asyncio.Protocol):
         await asyncio.wait([self.lost], timeout=timeout_s)
         self.abort()
 
+    def end(self, error: PolybusError) -> None:
+        """Disconnect at once, for this reason."""
+        if not self.lost.done():
+            self.lost.set_result(error)
+            if self._transport is not None:
+                self._transport.abort()
+
     def abort(self) -> None:
         # A lost transport cannot be aborted again.
         if self._transport is not None and not self.lost.done():
@@ -208,13 +230,16 @@ async def open_link(options: ClientOptions, on_data: Callable[[bytes], None]) ->
         try:
             async with asyncio.timeout(options.connect_timeout_s / len(address.places)):
                 _, link = await loop.create_connection(
-                    lambda: Link(on_data, gzip=address.gzip), host, port, ssl=options.tls_context
+                    lambda: Link(on_data, address), host, port, ssl=options.tls_context
                 )
                 return link
         except OSError as error:  # ssl.SSLError and TimeoutError too
             failure = error
     assert failure is not None
-    raise PolybusError("client.unreachable", f"{address}: {reason(failure)}") from failure
+    why = reason(failure)
+    if address.tls and seems_plain(failure):
+        why = without_tls(why, str(dataclasses.replace(address, tls=False)))
+    raise PolybusError("client.unreachable", f"{address}: {why}") from failure
 
 
 def _keep_alive(sock: socket.socket | None) -> None:
@@ -304,6 +329,8 @@ class ClientConnection:
         return failure
 
     def _ended_by(self, error: Exception | None) -> PolybusError:
+        if isinstance(error, PolybusError):
+            return error
         text = f"{self._options.address} ended the connection"
         return PolybusError("client.disconnected", f"{text}: {reason(error)}" if error else text)
 
@@ -327,6 +354,8 @@ class ClientConnection:
         try:
             await link.wait_for(self._login, link.lost, timeout_s=self._options.connect_timeout_s)
             if not self._login.done():
+                if link.lost.done() and isinstance(error := link.lost.result(), PolybusError):
+                    raise error
                 text = f"{self._options.address} did not answer the login"
                 raise PolybusError("client.unreachable", text)
             self._login.result()
@@ -343,7 +372,7 @@ class ClientConnection:
             self._owner.lost()
             if self._closing:
                 return
-            if not self._options.reconnect:
+            if isinstance(error, PolybusError) or not self._options.reconnect:
                 self._owner.failed(self._ended_by(error))
                 return
             log.info("%s: lost %s, reconnecting", self._options.name, self._options.address)
@@ -374,10 +403,32 @@ class ClientConnection:
                 elif isinstance(event, LoggedIn):
                     self._login.set_result(None)
                 continue
+            if isinstance(event, Refusal) and event.error.code == "tls.required":
+                # Another attempt would get the same answer.
+                if self.link is not None:
+                    self.link.end(tls_required(self._options.address))
+                return
             self._owner.received(event)
             if isinstance(event, Refusal) and event.final:
                 self.restart()
                 return
+
+
+def tls_required(address: Address) -> PolybusError:
+    url = str(dataclasses.replace(address, tls=True))
+    return PolybusError("tls.required", f"{address}: the port requires TLS; use {url}")
+
+
+def seems_plain(error: OSError) -> bool:
+    """Whether a TLS handshake failed as it does at a port without TLS."""
+    if isinstance(error, ssl.SSLError):
+        return isinstance(error, ssl.SSLEOFError) or error.reason in _NO_TLS
+    return isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError)
+
+
+def without_tls(why: str, plain_url: str) -> str:
+    """What to do if a port seems to be one without TLS."""
+    return f"the port does not seem to speak TLS ({why}); use {plain_url}, or set tls there"
 
 
 def reason(error: Exception) -> str:

@@ -76,7 +76,8 @@ class Address:
         return f"{host}:{self.port}"
 
     def __str__(self) -> str:
-        return f"{self.scheme}{'+tls' if self.tls else ''}://{self.authority}"
+        secure = {"http": "https", "ws": "wss"}.get(self.scheme, f"{self.scheme}+tls")
+        return f"{secure if self.tls else self.scheme}://{self.authority}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -203,9 +203,9 @@ class GomsTransport(Transport):
         if code == Code.UNKNOWN_TOPICS:
             error = refusal("topic.unknown", f"there is no topic {text!r}")
             return Refusal(error, topics=(text, *text.split(",")))
-        if code == Code.LOGIN and not any(self._acks_due.values()):
-            return Refusal(refusal("auth.failed", text))
         ours = _OUR_CODE.fullmatch(text)
+        if code == Code.LOGIN and not any(self._acks_due.values()):
+            return Refusal(refusal("auth.failed", ours[2] if ours else text))
         error = refusal(ours[1], ours[2]) if ours else refusal(f"goms.{code}", text)
         if code == Code.SLOW_DOWN:
             # The bus dropped messages because we read too slowly; our own sends are not affected.

@@ -4,12 +4,12 @@ A declared schema is Spark's list of columns (`id BIGINT NOT NULL, tags ARRAY<ST
 other names for types. A value that cannot be converted is null, as in Spark.
 """
 
-import re
 from pathlib import Path
 
 from polybus.errors import UsageError
 from polybus.lake import settings as pipeline_settings
 from polybus.lake.table import open_table
+from polybus.schema_ddl import ColumnType, columns_of
 
 PREFIX = "silver."
 TABLE_PREFIX = "silver_"
@@ -23,27 +23,20 @@ SCHEMA = "polybus.schema"
 SCHEMA_VERSION = "polybus.schema-version"
 MISSED = "polybus.missed"
 """Settings of a table `silver_<topic>`; MISSED is the first batch that it missed, or empty."""
-_TOKENS = re.compile(r"`(?:[^`]|``)*`|'(?:[^'\\]|\\.|'')*'|\w+|[<>(),:]")
 _TYPES = {
     "string": "VARCHAR",
     "varchar": "VARCHAR",
     "char": "VARCHAR",
     "variant": "JSON",
     "bigint": "BIGINT",
-    "long": "BIGINT",
     "int": "INTEGER",
-    "integer": "INTEGER",
     "smallint": "SMALLINT",
-    "short": "SMALLINT",
     "tinyint": "TINYINT",
-    "byte": "TINYINT",
     "double": "DOUBLE",
     "float": "FLOAT",
-    "real": "FLOAT",
     "boolean": "BOOLEAN",
     "date": "DATE",
     "timestamp": "TIMESTAMPTZ",
-    "timestamp_ltz": "TIMESTAMPTZ",
     "timestamp_ntz": "TIMESTAMP",
     "binary": "BLOB",
 }
@@ -76,8 +69,8 @@ def typed_select(topic: str, schema: str) -> str:
         UsageError: `pipeline.schema`, the schema is invalid, or has a type that DuckDB lacks.
     """
     try:
-        columns = _Ddl(schema).columns()
-    except (IndexError, KeyError) as error:
+        columns = [(one.name, _duck_type(one.type)) for one in columns_of(schema)]
+    except (ValueError, KeyError) as error:
         text = f"topics: {topic}: schema {schema[:200]!r}: DuckDB cannot read it at {error}"
         raise UsageError("pipeline.schema", text) from error
     about = ", ".join(f'"{name}" := "{name}"' for name in MESSAGE_COLUMNS)
@@ -93,74 +86,19 @@ def _value(name: str, kind: str) -> str:
     return f"TRY_CAST((payload {arrow} {path}) AS {kind})"
 
 
-class _Ddl:
-    """Spark's columns as DuckDB's. Raises KeyError or IndexError where it does not understand."""
-
-    def __init__(self, text: str) -> None:
-        self._tokens = _TOKENS.findall(text)
-        self._at = 0
-
-    def columns(self, end: str = "") -> list[tuple[str, str]]:
-        found = []
-        while True:
-            name = self._take().strip("`")
-            if self._next == ":":
-                self._take()
-            found.append((name, self._type()))
-            self._skip_options()
-            if self._next == end:
-                return found
-            self._expect(",")
-
-    def _type(self) -> str:
-        word = self._take().lower()
-        match word:
-            case "array":
-                self._expect("<")
-                inner = self._type()
-                self._expect(">")
-                return f"{inner}[]"
-            case "map":
-                self._expect("<")
-                key = self._type()
-                self._expect(",")
-                value = self._type()
-                self._expect(">")
-                return f"MAP({key}, {value})"
-            case "struct":
-                self._expect("<")
-                fields = self.columns(">")
-                self._expect(">")
-                return f"STRUCT({', '.join(f'{_quoted(name)} {kind}' for name, kind in fields)})"
-            case "decimal" | "dec" | "numeric":
-                digits = self._arguments() or ["10", "0"]
-                return f"DECIMAL({', '.join(digits)})"
-        self._arguments()  # The length of a VARCHAR.
-        return _TYPES[word]
-
-    def _arguments(self) -> list[str]:
-        found = []
-        if self._next == "(":
-            while (token := self._take()) != ")":
-                found += [token] if token.isdigit() else []
-        return found
-
-    def _skip_options(self) -> None:
-        """NOT NULL, COMMENT 'text'."""
-        while self._next.lower() in ("not", "null", "comment") or self._next.startswith("'"):
-            self._take()
-
-    @property
-    def _next(self) -> str:
-        return self._tokens[self._at] if self._at < len(self._tokens) else ""
-
-    def _take(self) -> str:
-        self._at += 1
-        return str(self._tokens[self._at - 1])
-
-    def _expect(self, token: str) -> None:
-        if (found := self._take()) != token:
-            raise KeyError(found)
+def _duck_type(kind: ColumnType) -> str:
+    """DuckDB's name of a type. Raises KeyError."""
+    match kind.name:
+        case "array":
+            return f"{_duck_type(kind.inside[0])}[]"
+        case "map":
+            return f"MAP({', '.join(map(_duck_type, kind.inside))})"
+        case "struct":
+            fields = [f"{_quoted(one.name)} {_duck_type(one.type)}" for one in kind.fields]
+            return f"STRUCT({', '.join(fields)})"
+        case "decimal":
+            return f"DECIMAL({', '.join(kind.arguments or ('10', '0'))})"
+    return _TYPES[kind.name]
 
 
 def _quoted(name: str) -> str:

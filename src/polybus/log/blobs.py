@@ -37,6 +37,7 @@ damaged bytes are not served. Symbolic links are never followed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -50,7 +51,7 @@ from typing import TypeVar
 import xxhash
 
 from polybus.batch import Buffer
-from polybus.errors import StorageError, UsageError
+from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.log import layout
 from polybus.log.disk import Disk
 from polybus.log.topics import storage_error
@@ -327,25 +328,27 @@ class BlobReader:
     """Reads blocks of a blob, each checked. It keeps no file open. Every method may block."""
 
     def __init__(self, blob: Path) -> None:
-        """Raises UsageError `blob.unknown`; StorageError `blob.damaged`."""
+        """Raises UsageError `blob.unknown`; StorageError `blob.damaged`, `log.failed` if the disk
+        cannot read it.
+        """
         self._blob = blob
         try:
             self.size = self._open(CONTENT, lambda file: os.fstat(file).st_size)
             sums = self._open(SUMS, _read_all)
         except OSError as error:
-            raise unknown_blob() from error
+            raise self._unreadable(error) from error
         if len(sums) != _SUM.size * -(-self.size // BLOCK_BYTES):
             raise self._damaged("its sums do not fit its size")
         self._sums = sums
 
     def block(self, index: int) -> bytes:
-        """A block of the content. Raises StorageError `blob.damaged`, UsageError `blob.unknown`."""
+        """A block of the content. Raises as the constructor."""
         start = index * BLOCK_BYTES
         size = min(BLOCK_BYTES, self.size - start)
         try:
             data = self._open(CONTENT, lambda file: os.pread(file, size, start))
         except OSError as error:
-            raise unknown_blob() from error
+            raise self._unreadable(error) from error
         (expected,) = _SUM.unpack_from(self._sums, index * _SUM.size)
         if len(data) != size or xxhash.xxh3_64_intdigest(data) != expected:
             raise self._damaged(f"bytes {start} to {start + size}")
@@ -380,6 +383,12 @@ class BlobReader:
             return use(file)
         finally:
             os.close(file)
+
+    def _unreadable(self, error: OSError) -> PolybusError:
+        # Symbolic links are not followed.
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return unknown_blob()
+        return storage_error(error, f"cannot read blob {self._blob.name}")
 
     def _damaged(self, what: str) -> StorageError:
         return StorageError("blob.damaged", f"blob {self._blob.name}: damaged: {what}")

@@ -120,12 +120,7 @@ class FileLog(TopicStore[TopicLog]):
         for folder in (self.data.parent, self.data, journal_folder(self.data)):
             self._disk.sync_folder(folder)
         recovered = recover(self.data, self._disk)
-        known = {
-            log.name: (log.epoch, log.handed_over)
-            for log in self._topics.values()
-            if log.handed_over
-        }
-        floor = floors.load_or_make(self.data, known, self._disk)
+        floor = floors.load_or_make(self.data, self._handed_over(), self._disk)
         self._settle_strays(recovered, floor)
         estimate_sizes(self._topics.values())
         settle_orphans(self._topics, self.data, self._disk)
@@ -144,6 +139,10 @@ class FileLog(TopicStore[TopicLog]):
         live = recovered.live
         writer = None if live is None else live.writer(self._disk)
         self._journal.start(recovered.next_commit, writer)
+
+    def _handed_over(self) -> floors.Floor:
+        logs = list(self._topics.values())
+        return {log.name: (log.epoch, log.handed_over) for log in logs if log.handed_over}
 
     def _opened(self, note: TopicMetadata) -> TopicLog:
         history = None
@@ -358,7 +357,7 @@ class FileLog(TopicStore[TopicLog]):
         for segment in done:
             self._shared.forget(segment)
         self._undeleted.update(done)
-        delete_segments(sorted(self._undeleted), self._disk)
+        delete_segments(sorted(self._undeleted), self._disk, handed_over=self._handed_over)
         self._undeleted.clear()
 
     def _is_handed_over(self, segment: Path) -> bool:
@@ -400,4 +399,4 @@ class FileLog(TopicStore[TopicLog]):
         if gone:
             # A backup shares the lock: it copies tombstones after the journal, too.
             with suppress(BusyError), HistoryLock(self.data):
-                self._drop_tombstones(gone, floors.load(self.data) or {})
+                self._drop_tombstones(gone, floors.current(self.data, self._handed_over))

@@ -185,15 +185,26 @@ def folders_in(folder: Path) -> list[Path]:
 
 
 def segments(data: Path) -> list[Path]:
-    """All segment files of the journal, oldest first."""
-    found = journal_folder(data).glob(f"*{SEGMENT_SUFFIX}")
-    return sorted(path for path in found if path.stem.isdigit())
+    """All segment files of the journal, oldest first.
+
+    Raises OSError if the folder exists and cannot be read.
+    """
+    return [path for path in _journal_files(data, SEGMENT_SUFFIX) if path.stem.isdigit()]
 
 
 def orphan_indexes(data: Path) -> list[Path]:
-    """Index files of the journal whose segment is missing."""
-    found = sorted(journal_folder(data).glob(f"*{INDEX_SUFFIX}"))
+    """Index files of the journal whose segment is missing. Raises OSError, as `segments`."""
+    found = _journal_files(data, INDEX_SUFFIX)
     return [path for path in found if not path.with_suffix(SEGMENT_SUFFIX).exists()]
+
+
+def _journal_files(data: Path, suffix: str) -> list[Path]:
+    # Path.glob would take a folder that cannot be read for an empty one.
+    folder = journal_folder(data)
+    try:
+        return sorted(folder / name for name in os.listdir(folder) if name.endswith(suffix))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 class DataLock(FileLock):

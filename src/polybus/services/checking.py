@@ -4,8 +4,10 @@ That is the log, accounts, state.db, tables, metadata files and checkpoints. doc
 says what is not checked, and why.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
+from polybus.errors import StorageError
 from polybus.lake.folders import OLD_FORMAT, table_folders
 from polybus.log.layout import accounts_folder, folders_in
 from polybus.log.spark_checkpoint import checkpoint_damages
@@ -27,9 +29,7 @@ def verify(
     report = log.verify(data, progress=progress)
     for path, reason in damaged_accounts(data).items():
         report.add(log.Damage(file=str(path), reason=reason.removeprefix(f"{path}: ")))
-    for folder in folders_in(accounts_folder(data)):
-        if edit := unused_edit(data, folder.name):
-            report.notes.append(f"{folder}/{found_config(data, folder.name).file}: {edit}")
+    report.notes += _unused_edits(data)
     for one in verify_state(data, fsync=fsync):
         report.add(log.Damage(file=NAME, reason=str(one)))
     for table in table_folders(data):
@@ -49,3 +49,12 @@ def verify(
     for path, reason in checkpoint_damages(data):
         report.add(log.Damage(file=str(path), reason=reason))
     return report
+
+
+def _unused_edits(data: Path) -> Iterator[str]:
+    for folder in folders_in(accounts_folder(data)):
+        try:
+            if edit := unused_edit(data, folder.name):
+                yield f"{folder}/{found_config(data, folder.name).file}: {edit}"
+        except StorageError as error:
+            yield error.text

@@ -87,7 +87,8 @@ class PipelineRun(msgspec.Struct):
 
 
 class PipelineView(msgspec.Struct, rename="kebab", kw_only=True):
-    """The pipeline now (`starting`, `running`), or how it ended; `never`: none ran on this folder.
+    """The pipeline now (`starting`, `running`), or how it ended; `never`: none ran on this folder,
+    `unknown`: its status cannot be read.
 
     `runs` are the last batches, newest first: at most one per second and flow. `log` has the last
     lines of the driver. `problems` says why it failed.
@@ -177,9 +178,12 @@ class PipelineWatch:
             view = convert(found, PipelineView, strict=False)
             view.log = [*view.log, *self._errors(view.pid)]
             return view, convert(found, DriverStatus)
-        except (OSError, ValueError, AttributeError, TypeError, RecursionError):
+        except (FileNotFoundError, ValueError, AttributeError, TypeError, RecursionError):
             # Missing or damaged: JSON of any other shape.
             return PipelineView(), DriverStatus()
+        except OSError as error:
+            problem = f"cannot read the status of the pipeline: {error.strerror}"
+            return PipelineView(state="unknown", problems=[problem]), DriverStatus()
 
     def _errors(self, pid: int) -> list[str]:
         with contextlib.suppress(OSError, ValueError):

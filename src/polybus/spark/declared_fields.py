@@ -3,8 +3,7 @@
 from pyspark.sql.types import StructType
 
 from polybus.errors import UsageError
-
-FIELDS_MAX = 200
+from polybus.schema_ddl import COLUMNS_MAX
 
 
 def literal(text: str) -> str:
@@ -31,8 +30,8 @@ def schema_fields(topic: str, schema: str) -> list[tuple[str, str, bool]]:
         text = f"{where} is not a list of Spark columns: {str(error).splitlines()[0]}"
         raise UsageError("pipeline.schema", text) from error
     fields = [(one.name, one.dataType.simpleString(), not one.nullable) for one in parsed.fields]
-    if len(fields) > FIELDS_MAX:
-        raise UsageError("pipeline.schema", f"{where} has more than {FIELDS_MAX} columns")
+    if len(fields) > COLUMNS_MAX:
+        raise UsageError("pipeline.schema", f"{where} has more than {COLUMNS_MAX} columns")
     for name, _, _ in fields:
         if not set(name).isdisjoint("'\"\\`"):
             raise UsageError("pipeline.schema", f"{where}: the name {name} contains a quote")

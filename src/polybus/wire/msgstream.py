@@ -58,6 +58,18 @@ def compact_json(value: bytes) -> bytes | None:
     return scan.compact_json(value, _DEPTH_MAX)
 
 
+def portable_json(value: bytes) -> bytes:
+    """A JSON value without white space.
+
+    Raises ValueError if it has a number that some common parsers refuse. Readers would get such a
+    value as text (`polybus.scan.packs_py`).
+    """
+    compact = scan.compact_json(value, len(value))
+    if compact is None:
+        raise ValueError("a number must fit into a double, and have at most 300 characters")
+    return compact
+
+
 def deeper_than(text: bytes, depth_max: int) -> bool:
     """Whether the brackets of a JSON text are nested deeper than `depth_max`."""
     if text.count(b"[") + text.count(b"{") <= depth_max:
@@ -98,8 +110,8 @@ def parse_pack(body: bytes, *, depth_max: int = _DEPTH_MAX) -> bytes:
             if len(message) not in (1, 2):
                 raise _bad_pack("a message has a type and at most one data item")
             _string.decode(message[0])
-        return msgspec.json.format(body, indent=-1)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return portable_json(body)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise _bad_pack(str(error)) from error
 
 

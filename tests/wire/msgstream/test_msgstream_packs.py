@@ -83,12 +83,18 @@ def test_a_posted_pack_comes_out_compact() -> None:
             b'[["a",' + b"[" * 64 + b"]" * 64 + b"]]",
         ),
         b"[" * 1_000_000,
+        *(b'[["a",%s]]' % number for number in (b"1e999", b"-1E+999", b"9" * 400)),
     ],
 )
 def test_what_is_no_pack_is_refused(body: bytes) -> None:
     with pytest.raises(PeerError) as caught:
         msgstream.parse_pack(body)
     assert caught.value.code == "msgstream.pack-invalid"
+
+
+def test_small_and_large_numbers_of_a_pack_stay() -> None:
+    body = b'[["a",[1e-999,1e308,-0.0,123456789012345678901234567890]]]'
+    assert msgstream.parse_pack(body) == body
 
 
 @given(JSON, st.integers(0, 8))

@@ -8,6 +8,7 @@ import msgspec
 
 from polybus.client.http.blocking import GONE, request_json
 from polybus.errors import PolybusError
+from polybus.log.topics import storage_error
 from polybus.processes import is_alive
 from polybus.structs import decode
 
@@ -23,11 +24,17 @@ class RunningBus(msgspec.Struct):
 
 
 def running(data: Path) -> RunningBus | None:
-    """The bus that runs on the folder now; None if there is none, or only its leftover file."""
+    """The bus that runs on the folder now; None if there is none, or only its leftover file.
+
+    Raises StorageError if that is unknown: run.json cannot be read.
+    """
+    path = data / "run.json"
     try:
-        run = decode((data / "run.json").read_bytes(), RunningBus)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        run = decode(path.read_bytes(), RunningBus)
+    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError, UnicodeDecodeError):
         return None
+    except OSError as error:
+        raise storage_error(error, f"cannot read {path}") from error
     return run if is_alive(run.pid) else None
 
 

@@ -7,6 +7,7 @@
      early, a pipeline failed.
 2    Wrong usage: an option or argument that click refuses, a wrong setting, or a Polybus error
      whose code is in USAGE_CODES.
+130  Ctrl-C ended another command, or came while it was imported.
 143  `bench` or `torture` was ended by SIGTERM.
 
 `up` ends with the exit code of the bus if the bus does not start.

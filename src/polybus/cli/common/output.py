@@ -35,10 +35,10 @@ def plural(number: int, word: str) -> str:
 
 
 def size(number: float) -> Quantity:
-    """`12.3 kB`."""
-    units = ["B", "kB", "MB", "GB", "TB"]
-    while number >= 999.5 and len(units) > 1:
-        number /= 1000
+    """`12.3 KiB`, as in the console: limits in the config are powers of two."""
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
+    while number >= 1023.5 and len(units) > 1:
+        number /= 1024
         del units[0]
     digits = 1 if number < 99.5 and units[0] != "B" else 0
     return Quantity(f"{number:.{digits}f} {units[0]}")

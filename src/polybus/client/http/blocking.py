@@ -17,7 +17,15 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
+from polybus.client.connection import (
+    TLS_ALERT,
+    reason,
+    seems_plain,
+    tls_required,
+    without_tls,
+)
 from polybus.client.http.connection import JSON, refused
+from polybus.client.options import parse
 from polybus.errors import PolybusError, UsageError
 
 CONNECT_TIMEOUT_S = 5.0
@@ -41,6 +49,8 @@ def bus_url(data: Path) -> str:
         run = json.loads(note.read_bytes())
     except (OSError, ValueError) as error:
         text = f"no bus runs on {data} ({note.name} is missing): start it with polybus serve"
+        if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+            text = f"cannot read {note}: {error.strerror}"
         raise UsageError("client.unreachable", text) from error
     addresses = run.get("http")
     if not addresses:
@@ -119,6 +129,8 @@ def opened(  # noqa: PLR0913 - all but the first three named by the caller
             answer = connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             # A bus that refuses a large body answers and closes before it has read all of it.
+            if isinstance(error, http.client.BadStatusLine) and _is_alert(error):
+                raise tls_required(parse(url)) from error
             raise _early_answer(connection) or _disconnected(url, error) from error
         if answer.status >= 300:
             raise _refusal(answer)
@@ -159,9 +171,15 @@ def _connect(
         connection.connect()
     except OSError as error:
         text = f"no bus answers at {url}: {error}"
+        if parts.scheme == "https" and seems_plain(error):
+            text = f"{url}: {without_tls(reason(error), f'http://{parts.netloc}')}"
         raise PolybusError("client.unreachable", text) from error
     connection.sock.settimeout(timeout_s)
     return connection
+
+
+def _is_alert(error: http.client.BadStatusLine) -> bool:
+    return str(error.args[0]).startswith(TLS_ALERT.decode())
 
 
 def _early_answer(connection: http.client.HTTPConnection) -> PolybusError | None:

@@ -121,6 +121,8 @@ class HttpConnection:
         if not link.lost.done():
             raise PolybusError("client.timeout", f"{self._options.address} did not answer in time")
         error = link.lost.result()
+        if isinstance(error, PolybusError):
+            raise error
         text = f"{self._options.address} ended the connection before it answered"
         raise PolybusError("client.disconnected", f"{text}: {reason(error)}" if error else text)
 

@@ -32,6 +32,8 @@ T = TypeVar("T")
 JSON = "application/json"
 TEXT = "text/plain"
 OCTETS = "application/octet-stream"
+OFFSET_MAX = (1 << 63) - 1
+"""The largest offset, epoch, or number of rows in a request."""
 ENCODED = "polybus.path-is-encoded"
 """In a request's scope: its path was routed undecoded."""
 STATUSES = {

@@ -329,5 +329,7 @@ class GomsTranslator(Translator):
 
     def send_error(self, code: str, text: str) -> None:
         own = code.removeprefix("goms.")
-        number = own if own != code else CODES.get(code, "000001")
-        self.reply(wire.encode_error(number, text))
+        if own == code:
+            own = CODES.get(code, "000001")
+            text = f"{code}: {text.removeprefix(f'{code}: ')}"
+        self.reply(wire.encode_error(own, text))

@@ -10,6 +10,8 @@ from polybus.errors import PeerError
 from polybus.wire.gzip_stream import GzipStream
 
 _CHUNK_BYTES = 256 << 10
+_ALERT = b"\x15\x03\x01\x00\x02\x02\x28"
+"""The record of the fatal alert handshake_failure."""
 
 
 class GzipLayer:
@@ -87,7 +89,9 @@ class TlsLayer:
         """The final bytes of the layer."""
         with contextlib.suppress(ssl.SSLError):
             self._tls.unwrap()
-        return self._outgoing.read()
+        rest = self._outgoing.read()
+        # A peer without TLS sees by it what the port speaks. OpenSSL sends nothing then.
+        return rest if rest or self.is_open else _ALERT
 
 
 Layer = GzipLayer | TlsLayer

@@ -41,7 +41,8 @@ from polybus.log.columns import TopicRows
 from polybus.log.disk import Disk
 from polybus.log.history import exposed, parquet
 from polybus.log.history.handover_topic import TopicHandover, sweep_scratch
-from polybus.log.history.manifest import WAIT_S, HistoryLock
+from polybus.log.history.manifest import WAIT_S, HistoryLock, load_current
+from polybus.log.journal.floor import Floor
 from polybus.log.journal.recovery import recover
 from polybus.log.journal.segment import CommitEntry, Segment, delete_segments, read_rows
 from polybus.log.topics import storage_error
@@ -98,6 +99,17 @@ def hand_over(
     return done
 
 
+def _handed_over(data: Path) -> Floor:
+    floor: Floor = {}
+    for folder in layout.topic_folders(data):
+        # A start freezes a damaged topic until the repair.
+        with suppress(StorageError):
+            manifest = load_current(folder)
+            if manifest is not None and manifest.handed_over:
+                floor[layout.topic_in(folder)] = (manifest.epoch, manifest.handed_over)
+    return floor
+
+
 def compact(data: Path, *, progress: HandoverProgress | None = None) -> list[Path]:
     """Hand over the journal of a stopped bus; return the segments that were deleted.
 
@@ -110,7 +122,7 @@ def compact(data: Path, *, progress: HandoverProgress | None = None) -> list[Pat
         with layout.DataLock(data):
             _seal_journal(data)
             segments = hand_over(data, progress=progress, grace_s=0.0, wait_s=WAIT_S)
-            delete_segments(segments)
+            delete_segments(segments, handed_over=lambda: _handed_over(data))
             return segments
     except OSError as error:
         raise storage_error(error, f"cannot compact {data}") from error

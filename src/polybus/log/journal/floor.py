@@ -9,12 +9,13 @@ copied while a hand-over ran.
 Order of writes: manifests with the rows, the floor, then the deletion of segments. A crash before
 the deletion leaves rows that both have. A topic is removed from the file only with the proof of its
 deletion (log/topics.py), which stays until then, also while the disk cannot read it. The file has a
-checksum; a start rewrites it if it is damaged or missing.
+checksum. If it is damaged or missing, it is written again from the manifests of all topics, by a
+start, or by a running bus before it changes the file. A running bus does not replace a file that
+the disk cannot read, because it may be intact: no segment is deleted until it can be read.
 """
 
 import logging
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
@@ -24,13 +25,15 @@ from polybus.log import checked_json
 from polybus.log.columns import TopicRows
 from polybus.log.disk import Disk, replace_file
 from polybus.log.layout import journal_folder, topic_folder, trash_folder
-from polybus.log.topics import was_deleted
+from polybus.log.topics import storage_error, was_deleted
 
 logger = logging.getLogger("polybus.log")
 NAME = "floor.json"
 
 Floor = dict[str, tuple[int, int]]
 """By topic: its epoch, and the offset after its last deleted row."""
+HandedOver = Callable[[], Floor]
+"""Finds the epoch of each topic, and the offset up to which history has its rows."""
 
 
 class _FloorContent(msgspec.Struct, frozen=True):
@@ -55,11 +58,29 @@ def load_or_make(data: Path, handed_over: Floor, disk: Disk) -> Floor:
     return handed_over if found is None else found
 
 
-def lift(data: Path, deleted: Iterable[TopicRows], disk: Disk) -> None:
-    """Record, durably, that these rows are about to be deleted from the journal."""
-    floor: Floor = {}
-    with suppress(StorageError):
-        floor = load(data) or {}
+def current(data: Path, handed_over: HandedOver) -> Floor:
+    """The floor to change: `handed_over`, if the file is damaged or missing.
+
+    Raises StorageError if the disk cannot read the file: its content must not be replaced.
+    """
+    path = journal_folder(data) / NAME
+    try:
+        return checked_json.decode(path.read_bytes(), _FloorContent, path).topics
+    except FileNotFoundError:
+        return handed_over()
+    except OSError as error:
+        raise storage_error(error, f"cannot read {path}, so no segment is deleted") from error
+    except StorageError as error:
+        logger.error("%s: %s; the file is rewritten", error.code, error.text)
+        return handed_over()
+
+
+def lift(data: Path, deleted: Iterable[TopicRows], disk: Disk, handed_over: HandedOver) -> None:
+    """Record, durably, that these rows are about to be deleted from the journal.
+
+    Raises StorageError, as `current`.
+    """
+    floor = current(data, handed_over)
     for rows in deleted:
         floor[rows.topic] = max(floor.get(rows.topic, (0, 0)), (rows.epoch, rows.stop_offset))
     # Without deleted topics, or it would grow forever.

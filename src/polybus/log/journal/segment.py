@@ -407,10 +407,18 @@ class SegmentWriter:
         self._index.close()
 
 
-def delete_segments(segments: Iterable[Path], disk: Disk | None = None) -> None:
+def delete_segments(
+    segments: Iterable[Path],
+    disk: Disk | None = None,
+    *,
+    handed_over: floors.HandedOver = dict,
+) -> None:
     """Delete segments that are handed over, each with its index.
 
-    After an OSError some files may still be there: call it again with the same segments.
+    `handed_over` replaces a damaged or missing floor.
+
+    After an OSError or a StorageError some files may still be there: call it again with the same
+    segments.
     """
     disk = disk or Disk()
     segments = list(segments)
@@ -418,7 +426,7 @@ def delete_segments(segments: Iterable[Path], disk: Disk | None = None) -> None:
     if there:
         entries = [entry for segment in there for entry in Segment(segment).entries]
         rows = [rows for entry in entries for rows in entry.topics]
-        floors.lift(there[0].parent.parent, rows, disk)
+        floors.lift(there[0].parent.parent, rows, disk, handed_over)
     for segment in segments:
         # The segment first: recovery deletes an index without a segment, but would index a segment.
         disk.unlink(segment)

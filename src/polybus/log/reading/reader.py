@@ -31,7 +31,7 @@ from polybus.log.reading.pieces import (
     journal_pieces,
     read_piece,
 )
-from polybus.log.topics import read_data_metadata, was_deleted
+from polybus.log.topics import read_data_metadata, storage_error, was_deleted
 
 FRESH_TOPICS = 16
 """The bounds of up to this many topics are never cached: reading them takes less than 1 ms."""
@@ -47,14 +47,13 @@ class LogReader(OffsetReader):
         """Open a data folder.
 
         Raises UsageError `data.not-found` if it is not a data folder; StorageError `log.format` if
-        a newer version wrote it.
+        a newer version wrote it, `log.denied` or `log.failed` if it cannot be read.
         """
         self.place: Path = data
         try:
             note = read_data_metadata(data)
         except OSError as error:
-            text = f"{data}: cannot read polybus.json: {error.strerror}"
-            raise UsageError("data.not-found", text) from error
+            raise storage_error(error, f"cannot read {data / 'polybus.json'}") from error
         if note is None:
             text = f"{data} is not a data folder of polybus (it has no polybus.json)"
             raise UsageError("data.not-found", text)
@@ -95,8 +94,14 @@ class LogReader(OffsetReader):
         return found
 
     def _refresh(self) -> None:
-        """Refresh the journal, and drop the cached bounds of topics with new commits."""
-        changed = self._journal.refresh()
+        """Refresh the journal, and drop the cached bounds of topics with new commits.
+
+        Raises StorageError `log.denied` or `log.failed`.
+        """
+        try:
+            changed = self._journal.refresh()
+        except OSError as error:
+            raise storage_error(error, f"cannot read the journal of {self.place}") from error
         if changed is None:
             self._known = {}
         for topic, _ in changed or ():

@@ -264,9 +264,12 @@ class Accounts:
         async with self._reloads:
             await self._reload(await self._in_thread(self.configs.look))
 
-    async def _reload(self, files: Mapping[str, FileState]) -> None:
+    async def _reload(self, files: Mapping[str, FileState | StorageError]) -> None:
         """Apply the files that have changed; an invalid one is tried again later."""
         for name, state in files.items():
+            if isinstance(state, StorageError):
+                self.configs.refuse(name, state)
+                continue
             # Create nothing for an account that is being deleted.
             if name in self.store.closing or not self.configs.is_changed(name, state):
                 continue

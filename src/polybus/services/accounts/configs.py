@@ -11,7 +11,7 @@ from polybus import names
 from polybus.bus.access import Quota
 from polybus.bus.bus import Bus
 from polybus.config import Limits
-from polybus.errors import PolybusError, UsageError
+from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.log.interface import TopicSettings
 from polybus.services.accounts.edits import seen_config
 from polybus.services.accounts.records import Account, Grant
@@ -67,10 +67,16 @@ class AccountConfigs:
     def of(self, account: str) -> AccountConfig:
         return self._configs.get(account, AccountConfig())
 
-    def look(self) -> dict[str, FileState]:
+    def look(self) -> dict[str, FileState | StorageError]:
         """Check the files of all accounts. May block: each has one."""
-        found = [name for name in list(self._store.accounts) if name != names.ACCOUNT]
-        return {name: state_of(self._store.data, name) for name in found}
+        found: dict[str, FileState | StorageError] = {}
+        for name in list(self._store.accounts):
+            if name != names.ACCOUNT:
+                try:
+                    found[name] = state_of(self._store.data, name)
+                except StorageError as error:
+                    found[name] = error
+        return found
 
     def is_changed(self, name: str, state: FileState) -> bool:
         """Whether an account's file differs from the one in use, and may be tried now."""
@@ -100,8 +106,14 @@ class AccountConfigs:
         self._put_off[name] = (state, time.monotonic() + REFUSED_S)
 
     def refuse(self, name: str, error: PolybusError) -> None:
-        """A file is not used for now; it is tried again at the next check."""
-        if name in self._store.accounts and self.problems.get(name) != error.text:
+        """A file is not used for now; it is tried again at the next check.
+
+        The settings in use stay. If the file is then the one that they come from, the problem ends.
+        """
+        if name not in self._store.accounts:
+            return
+        self._files[name] = UNREAD
+        if self.problems.get(name) != error.text:
             self.problems[name] = error.text
             logger.error("%s: account %s: %s", error.code, name, error.text)
 

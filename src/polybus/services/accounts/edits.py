@@ -22,6 +22,7 @@ from polybus.errors import PolybusError, StorageError
 from polybus.log import checked_json
 from polybus.log.disk import replace_file
 from polybus.log.layout import CONFIG_SEEN, account_folder
+from polybus.log.topics import storage_error
 from polybus.services.accounts.settings import FILES
 from polybus.services.events import iso_time
 
@@ -53,7 +54,7 @@ class ConfigEdits:
         self._recording: asyncio.Task[None] | None = None
 
     def used(self, account: str) -> None:
-        """The account's file was applied."""
+        """The account's file was applied. Raises StorageError if it cannot be read any more."""
         found = found_config(self._data, account)
         if found.is_as(seen_config(self._data, account) or SeenConfig()):
             return
@@ -90,13 +91,15 @@ class ConfigEdits:
 
 
 def found_config(data: Path, account: str) -> SeenConfig:
-    """The file as it is now."""
+    """The file as it is now. Raises StorageError if it cannot be read."""
     for name in FILES:
         path = account_folder(data, account) / name
         try:
             content, changed_ns = path.read_bytes(), path.stat().st_mtime_ns
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             continue
+        except OSError as error:
+            raise storage_error(error, f"cannot read {path}") from error
         return SeenConfig(name, xxhash.xxh3_64_hexdigest(content), iso_time(changed_ns // 1000))
     return SeenConfig()
 
@@ -111,7 +114,10 @@ def seen_config(data: Path, account: str) -> SeenConfig | None:
 
 
 def unused_edit(data: Path, account: str) -> str | None:
-    """How a file was changed since the bus used it; None if it was not, or if that is unknown."""
+    """How a file was changed since the bus used it; None if it was not, or if that is unknown.
+
+    Raises StorageError if the file cannot be read.
+    """
     seen, found = seen_config(data, account), found_config(data, account)
     if seen is None or seen.is_as(found):
         return None

@@ -12,6 +12,7 @@ from polybus import config_file, names
 from polybus.config import DeclaredTopic, Limits, Retention, Settings
 from polybus.errors import ConfigError, UsageError
 from polybus.log.layout import account_folder
+from polybus.log.topics import storage_error
 from polybus.services.accounts.records import Grant, Right, account_name, check_pattern, rights_of
 from polybus.structs import convert
 
@@ -90,11 +91,15 @@ def own_name(text: str) -> str:
 
 
 def state_of(data: Path, account: str) -> FileState:
+    """Raises StorageError if it is unknown whether the file exists."""
     for name in FILES:
+        path = account_folder(data, account) / name
         try:
-            status = (account_folder(data, account) / name).stat()
-        except OSError:
+            status = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
             continue
+        except OSError as error:
+            raise storage_error(error, f"cannot read {path}") from error
         return name, status.st_mtime_ns, status.st_size
     return None
 
@@ -112,9 +117,9 @@ def load(data: Path, account: str, name: str) -> AccountConfig:
             check_pattern(permission.topics)
     except (msgspec.ValidationError, UsageError) as error:
         raise ConfigError("config.invalid", f"{path}: {error}") from error
-    for field in msgspec.structs.fields(found.limits):
-        value = getattr(found.limits, field.name)
-        if value is not None and value <= 0:
-            key = f"limits.{field.encode_name}"
-            raise ConfigError("config.range", f"{path}: {key} is {value}; it must be above 0")
+    config_file.check_numbers(found.limits, f"{path}: limits")
+    config_file.check_numbers(found.retention, f"{path}: retention")
+    for topic in found.topic_list():
+        config_file.check_schema(topic, f"{path}: topics: {topic.name}")
+        config_file.check_numbers(topic.retention, f"{path}: topics: {topic.name}: retention")
     return found

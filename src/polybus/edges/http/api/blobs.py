@@ -17,7 +17,7 @@ from polybus.edges.http.api.publish import (
     gathered,
     publish_upload,
 )
-from polybus.edges.http.calls import Call
+from polybus.edges.http.calls import OFFSET_MAX, Call
 from polybus.edges.http.downloads import DownloadResponse
 from polybus.errors import PeerError, PolybusError, UsageError
 from polybus.log.blobs import BlobReader
@@ -38,7 +38,7 @@ class BlobQuery(PublishQuery):
     """`start` is the offset of the body in the payload, if the bus already has a part."""
 
     sha256: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")] = ""
-    start: Annotated[int, msgspec.Meta(ge=0)] = msgspec.field(default=0, name="from")
+    start: Annotated[int, msgspec.Meta(ge=0, le=OFFSET_MAX)] = msgspec.field(default=0, name="from")
 
 
 class ArrivedBytes(msgspec.Struct):

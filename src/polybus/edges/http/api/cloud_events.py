@@ -19,6 +19,7 @@ import msgspec
 from polybus.batch import Batch, Headers
 from polybus.errors import PeerError
 from polybus.services.events import iso_time
+from polybus.wire.msgstream import portable_json
 
 EVENT = "application/cloudevents+json"
 EVENTS = "application/cloudevents-batch+json"
@@ -38,7 +39,8 @@ def parse_events(topic: str, body: bytes, content_type: str) -> Batch:
     try:
         body.decode()
         found = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        portable_json(body)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise PeerError("http.body-invalid", str(error)[:200]) from error
     events = found if content_type == EVENTS else [found]
     if not isinstance(events, list) or not 0 < len(events) <= EVENTS_MAX:

@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 
 from polybus import names
-from polybus.edges.http.calls import Call
+from polybus.edges.http.calls import OFFSET_MAX, Call
 from polybus.errors import PeerError, UsageError
 from polybus.services.transactions import staging
 from polybus.services.transactions.commits import Offsets, TransactionKey, unknown_producer
@@ -56,7 +56,7 @@ class Committed(msgspec.Struct):
 
 
 class PieceQuery(msgspec.Struct, forbid_unknown_fields=True):
-    position: Annotated[int, msgspec.Meta(ge=0)] = 0
+    position: Annotated[int, msgspec.Meta(ge=0, le=OFFSET_MAX)] = 0
     end: bool = False
 
 

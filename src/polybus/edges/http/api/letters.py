@@ -11,7 +11,7 @@ import msgspec
 from starlette.responses import Response
 
 from polybus.edges.http.api.queries import sees_tables
-from polybus.edges.http.calls import JSON, Call, Viewer, denied
+from polybus.edges.http.calls import JSON, OFFSET_MAX, Call, Viewer, denied
 from polybus.errors import PeerError, UsageError
 from polybus.services.events import UndeliveredRange
 from polybus.services.queries.jobs import LettersJob, UndeliveredJob, UndeliveredRow
@@ -37,7 +37,7 @@ class LettersQuery(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     text: str = ""
     id: str = ""
     whole: bool = False
-    from_: Annotated[int, msgspec.Meta(ge=0)] = msgspec.field(name="from", default=0)
+    from_: Annotated[int, msgspec.Meta(ge=0, le=OFFSET_MAX)] = msgspec.field(name="from", default=0)
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100
 
 
@@ -93,7 +93,7 @@ class UndeliveredQuery(msgspec.Struct, rename="kebab", forbid_unknown_fields=Tru
     topic: str = ""
     reason: str = ""
     text: str = ""
-    from_: Annotated[int, msgspec.Meta(ge=0)] = msgspec.field(name="from", default=0)
+    from_: Annotated[int, msgspec.Meta(ge=0, le=OFFSET_MAX)] = msgspec.field(name="from", default=0)
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100
 
 
@@ -108,9 +108,9 @@ class TopicRange(msgspec.Struct, forbid_unknown_fields=True):
     """Messages of a topic, from `first` up to `stop`."""
 
     topic: str
-    epoch: int
-    first: Annotated[int, msgspec.Meta(ge=0)]
-    stop: Annotated[int, msgspec.Meta(ge=1)]
+    epoch: Annotated[int, msgspec.Meta(ge=0, le=OFFSET_MAX)]
+    first: Annotated[int, msgspec.Meta(ge=0, le=OFFSET_MAX)]
+    stop: Annotated[int, msgspec.Meta(ge=1, le=OFFSET_MAX)]
 
 
 class UndeliveredReplay(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):

@@ -18,7 +18,7 @@ from polybus import references
 from polybus.batch import Batch
 from polybus.bus.subscriptions import Publisher, Subscriber
 from polybus.edges.http.api.cloud_events import EVENTS, event_of
-from polybus.edges.http.calls import JSON, Call
+from polybus.edges.http.calls import JSON, OFFSET_MAX, Call
 from polybus.edges.http.downloads import DownloadResponse
 from polybus.edges.http.state import HttpState
 from polybus.errors import PeerError, UsageError
@@ -37,7 +37,6 @@ JSON_LIMIT_DEFAULT = 1000
 WAIT_S_MAX = 60.0
 PIECE_BYTES = 1 << 20
 JSON_BYTES_MAX = 4 << 20
-_OFFSET_MAX = (1 << 63) - 1
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - written with a Z
 
 
@@ -45,22 +44,20 @@ class FetchQuery(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     """The first message (one of the first three fields; the earliest if none), and how many."""
 
     # Unset and not None: a query cannot express null.
-    offset: Annotated[int, msgspec.Meta(ge=0, le=_OFFSET_MAX)] | msgspec.UnsetType = msgspec.UNSET
+    offset: Annotated[int, msgspec.Meta(ge=0, le=OFFSET_MAX)] | msgspec.UnsetType = msgspec.UNSET
     time: str | msgspec.UnsetType = msgspec.UNSET
     from_: Literal["earliest", "latest"] | msgspec.UnsetType = msgspec.field(
         name="from", default=msgspec.UNSET
     )
     limit: Annotated[int, msgspec.Meta(ge=1, le=LIMIT_MAX)] | msgspec.UnsetType = msgspec.UNSET
     # The exclusive end; and the epoch that the topic must have.
-    stop: Annotated[int, msgspec.Meta(ge=0, le=_OFFSET_MAX)] | msgspec.UnsetType = msgspec.UNSET
-    epoch: Annotated[int, msgspec.Meta(ge=0, le=_OFFSET_MAX)] | msgspec.UnsetType = msgspec.UNSET
+    stop: Annotated[int, msgspec.Meta(ge=0, le=OFFSET_MAX)] | msgspec.UnsetType = msgspec.UNSET
+    epoch: Annotated[int, msgspec.Meta(ge=0, le=OFFSET_MAX)] | msgspec.UnsetType = msgspec.UNSET
     # Of an Arrow stream: only these columns, comma-separated.
     columns: str | msgspec.UnsetType = msgspec.UNSET
     # Of an Arrow stream: no more of a key or value than this; the column `size` has the length of
     # the value.
-    cut_bytes: Annotated[int, msgspec.Meta(ge=1, le=_OFFSET_MAX)] | msgspec.UnsetType = (
-        msgspec.UNSET
-    )
+    cut_bytes: Annotated[int, msgspec.Meta(ge=1, le=OFFSET_MAX)] | msgspec.UnsetType = msgspec.UNSET
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=WAIT_S_MAX)] = 0.0
 
 
@@ -166,8 +163,8 @@ class _ReadCursor:
 
 def _limits(query: FetchQuery) -> tuple[int, int]:
     """The exclusive end of the answer, and how many messages it may have."""
-    stop = _OFFSET_MAX if query.stop is msgspec.UNSET else query.stop
-    return stop, _OFFSET_MAX if query.limit is msgspec.UNSET else query.limit
+    stop = OFFSET_MAX if query.stop is msgspec.UNSET else query.stop
+    return stop, OFFSET_MAX if query.limit is msgspec.UNSET else query.limit
 
 
 def _schema(query: FetchQuery) -> pa.Schema:

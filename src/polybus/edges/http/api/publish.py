@@ -21,7 +21,7 @@ from polybus.services.accounts.access import AccountAccess
 from polybus.services.blobs.blobs import StoredPayload
 from polybus.services.blobs.uploads import IncomingBlob
 from polybus.services.transactions.commits import TOPIC as RECORDS_TOPIC
-from polybus.wire.msgstream import deeper_than
+from polybus.wire.msgstream import deeper_than, portable_json
 
 NDJSON = "application/x-ndjson"
 WRITE_BYTES = 256 << 10
@@ -285,7 +285,9 @@ def _value(message: NewMessage) -> bytes:
     if isinstance(message.text, str):
         return message.text.encode()
     assert isinstance(message.value, msgspec.Raw)
-    return bytes(message.value)
+    value = bytes(message.value)
+    portable_json(value)
+    return value
 
 
 def _bytes(value: str | Base64) -> bytes:

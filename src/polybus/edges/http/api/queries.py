@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from polybus.edges.http.api.messages import ARROW, StoredMessage, stored_messages
 from polybus.edges.http.api.topics import SLICE_TOPICS
-from polybus.edges.http.calls import JSON, OCTETS, Call, Viewer
+from polybus.edges.http.calls import JSON, OCTETS, OFFSET_MAX, Call, Viewer
 from polybus.edges.http.downloads import DownloadResponse, disconnected
 from polybus.errors import PeerError, UsageError
 from polybus.log.columns import SCHEMA, batch_of
@@ -37,7 +37,6 @@ from polybus.services.queries.jobs import (
 )
 from polybus.structs import decode
 
-_OFFSET_MAX = (1 << 63) - 1
 NAMES_MAX = 2000
 STOP_RETRY_S = 0.1
 MEDIA: dict[str, Form] = {
@@ -58,7 +57,7 @@ class SqlQuery(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     """A statement. With an `id` of your choice it can be stopped."""
 
     query: Annotated[str, msgspec.Meta(min_length=1, max_length=1 << 20)]
-    rows_max: Annotated[int, msgspec.Meta(ge=1)] = 1000
+    rows_max: Annotated[int, msgspec.Meta(ge=1, le=OFFSET_MAX)] = 1000
     time_s: Seconds | None = None
     id: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
@@ -118,8 +117,8 @@ class SearchQuery(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     path: Annotated[str, msgspec.Meta(max_length=1000)] = ""
     equals: str | msgspec.UnsetType = msgspec.UNSET
     sql: Annotated[str, msgspec.Meta(max_length=10_000)] = ""
-    from_offset: Annotated[int, msgspec.Meta(ge=0, le=_OFFSET_MAX)] = 0
-    stop: Annotated[int, msgspec.Meta(ge=0, le=_OFFSET_MAX)] = _OFFSET_MAX
+    from_offset: Annotated[int, msgspec.Meta(ge=0, le=OFFSET_MAX)] = 0
+    stop: Annotated[int, msgspec.Meta(ge=0, le=OFFSET_MAX)] = OFFSET_MAX
     newest: bool = False
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100
     time_s: Seconds = 10.0
@@ -129,7 +128,7 @@ class ExportQuery(SearchQuery, rename="kebab", forbid_unknown_fields=True):
     """What to export, as a search."""
 
     format: Literal["csv", "jsonl", "parquet"] = "csv"
-    limit: Annotated[int, msgspec.Meta(ge=1)] = 100_000
+    limit: Annotated[int, msgspec.Meta(ge=1, le=OFFSET_MAX)] = 100_000
 
 
 class FoundMessages(msgspec.Struct, rename="kebab"):

@@ -36,6 +36,7 @@ from polybus.client.http import blocking as http
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.log import file_modes, layout
 from polybus.log.disk import Disk, FileLock
+from polybus.log.topics import storage_error
 from polybus.processes import is_alive
 from polybus.structs import decode
 
@@ -120,12 +121,17 @@ def write_status(data: Path, state: str, **about: Any) -> None:
 
 
 def read_status(data: Path) -> PipelineStatus | None:
-    """The last status; None if no pipeline ever ran here."""
+    """The last status; None if no pipeline ever ran here.
+
+    Raises StorageError `log.denied`, `log.failed`: it is unknown.
+    """
+    path = folder(data) / "status.json"
     try:
-        content = (folder(data) / "status.json").read_bytes()
-        return decode(content, PipelineStatus)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return decode(path.read_bytes(), PipelineStatus)
+    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError, UnicodeDecodeError):
         return None
+    except OSError as error:
+        raise storage_error(error, f"cannot read {path}") from error
 
 
 def running(data: Path) -> PipelineStatus | None:

@@ -8,7 +8,7 @@ import { useLive, useLoad } from "../hooks.js";
 import { href } from "../router.js";
 import { edgeOf, nodeOf } from "./graph.js";
 
-const TONES = { running: "good", failed: "bad", stopped: "plain", done: "good", never: "plain", retrying: "warn", starting: "warn" };
+const TONES = { running: "good", failed: "bad", stopped: "plain", done: "good", never: "plain", retrying: "warn", starting: "warn", unknown: "bad" };
 
 export default function Pipelines() {
   const first = useLoad((stop) => get("/v1/pipelines", {}, { signal: stop }));
