@@ -1,4 +1,4 @@
-"""The bus and pandas: installed beside it for pipelines, and none of the bus's business."""
+"""The bus, pandas and numpy: installed beside it for pipelines, and none of its business."""
 
 from __future__ import annotations
 
@@ -50,8 +50,12 @@ async def publish_and_read(bus: Process) -> None:
         assert b'"headers":{"h":"v"}' in await peer.read_line()
 
 
+def mapped_files(process: int) -> str:
+    return Path(f"/proc/{process}/maps").read_text()
+
+
 @pytest.mark.slow
-async def test_the_bus_and_its_hand_over_never_import_pandas(
+async def test_the_bus_imports_no_numpy_and_with_its_hand_over_no_pandas(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """pyarrow would, for the first key it meets: 60 MB for nothing."""
@@ -70,6 +74,7 @@ async def test_the_bus_and_its_hand_over_never_import_pandas(
                 await asyncio.sleep(0.02)
         # From history this time.
         await publish_and_read(bus)
+        assert "/numpy/" not in mapped_files(bus.process.pid)
         assert await bus.terminate() == 0
 
     assert not imported.exists()
