@@ -23,7 +23,19 @@ from polybus.config import Limits
 from polybus.references import Reference
 from polybus.structs import decode
 from polybus.wire import goms_objects as objects
-from polybus.wire.codec import STEPS_MAX, Bad, Deliver, Large, LargeEnd, LoggedIn, Login, Publish
+from polybus.wire.codec import (
+    STEPS_MAX,
+    Bad,
+    Deliver,
+    Large,
+    LargeBegin,
+    LargeDropped,
+    LargeEnd,
+    LargePiece,
+    LoggedIn,
+    Login,
+    Publish,
+)
 from polybus.wire.goms_objects import Code, Fields, ObjectStream, peer_error
 from polybus.wire.positions import Position
 
@@ -276,8 +288,10 @@ def decode_datagram(data: Buffer, limits: Limits) -> list[Event]:
     while codec.backlog:
         events += codec.receive(b"")
     if codec.unfinished_bytes:
+        # No other datagram continues it.
+        is_large = bool(events) and isinstance(events[-1], LargeBegin | LargePiece)
         error = peer_error(Code.NOT_AN_OBJECT, "the datagram ends inside an object")
-        events.append(Bad(error))
+        events += [Bad(error), LargeDropped()] if is_large else [Bad(error)]
     return events
 
 

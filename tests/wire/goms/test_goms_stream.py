@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from polybus import scan
 from polybus.config import Limits
 from polybus.scan import goms_py
-from polybus.wire.codec import Bad, Publish
+from polybus.wire.codec import Bad, LargeBegin, LargeDropped, LargeEnd, Publish
 from polybus.wire.goms import Close, GomsCodec, Register, decode_datagram, encode_send
 from polybus.wire.goms_objects import CARRY_BYTES_MAX, object_bytes_max
 
@@ -315,6 +315,17 @@ def test_a_datagram_holds_whole_objects() -> None:
     assert codes(decode_datagram(REGISTER + GO, limits)) == ["ok", "ok"]
     assert codes(decode_datagram(REGISTER + GO[:-1], limits)) == ["ok", "000001"]
     assert decode_datagram(b"\n", limits) == []
+
+
+def test_a_large_payload_ends_with_its_datagram() -> None:
+    """Nothing that comes later could end it, and its sender would wait for ever."""
+    large = b'{"messagetype":"send","topics":["a"],"data":"' + b"x" * 500
+    limits = Limits(inline_bytes_max=100)
+    for end in (b"", b'"', b"\\", b'"} {'):
+        events = decode_datagram(large + end, limits)
+        begun = sum(isinstance(one, LargeBegin) for one in events)
+        assert begun == sum(isinstance(one, LargeEnd | LargeDropped) for one in events), end
+        assert any(isinstance(one, Bad) for one in events), end
 
 
 @given(st.binary(max_size=200).filter(lambda data: b"close" not in data))
