@@ -445,3 +445,28 @@ async def test_a_large_message_that_is_refused_after_its_queue_is_gone_disturbs_
         await asyncio.sleep(0.05)
         gc.collect()
     assert failed == []
+
+
+async def test_nothing_begins_after_a_payload_that_the_end_of_the_loop_cancels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What waited for it would begin tasks that nobody awaits."""
+    began = asyncio.Event()
+
+    async def wait(*_: Any) -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    async with bus(limits={"inline-bytes-max": SMALL}) as node, peer(node) as sender:
+        monkeypatch.setattr(node.services.blobs, "keep", wait)
+        await sender.send_frame("news", LARGE)
+        await sender.send_frame("$subscribe", b"news from=earliest")
+        await asyncio.wait_for(began.wait(), TIMEOUT_S)
+        [task] = [one for one in asyncio.all_tasks() if "IncomingPayload" in repr(one)]
+        # The request has been read, and waits.
+        await asyncio.sleep(0.05)
+        before = asyncio.all_tasks()
+        task.cancel()
+        await asyncio.wait([task])
+        assert asyncio.all_tasks() <= before
+        assert not node.bus.topic("news").subscribers

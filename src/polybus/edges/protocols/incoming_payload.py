@@ -124,6 +124,8 @@ class IncomingPayload:
         except asyncio.CancelledError:
             if self._upload is not None:
                 self._upload.discard()
+            # The peer is gone, or the bus is stopping: begin nothing else.
+            self._waiting.clear()
             raise
         finally:
             translator.arrived(self._waiting)
