@@ -4,9 +4,12 @@ import asyncio
 import contextlib
 import json
 import random
+import selectors
 import socket
+import struct
 import time
 from pathlib import Path
+from typing import Any
 
 from polybus.errors import PolybusError
 from polybus.torture.bus.child import BusChild
@@ -30,6 +33,10 @@ CLOSE_S_MAX = 0.2
 HEADS = {"websocket": UPGRADE, "live": UPGRADE.replace("/msgstream?sessionKey={key}", "/v1/live")}
 SEND_S_MAX = 5.0
 DRAIN_S_MAX = 5.0
+LISTENING = "0A"
+"""The state of a socket in /proc/net/tcp."""
+# A closed connection that the kernel remembers is a line there.
+NO_LINGER = struct.pack("ii", 1, 0)
 
 
 async def fuzz_round(folder: Path, chance: random.Random, count: int) -> Findings:
@@ -102,25 +109,46 @@ def _send(child: BusChild, parser: str, key: str, chance: random.Random) -> int:
             count += len(frames)
             peer = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
             peers.append(peer)
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
             peer.settimeout(SEND_S_MAX)
             # The bus may end the connection at any frame, while the rest is being sent.
             with contextlib.suppress(OSError):
                 peer.sendall(head + b"".join(frames))
                 peer.shutdown(socket.SHUT_WR)
-        end_s = time.monotonic() + CLOSE_S_MAX
-        for peer in peers:
-            with contextlib.suppress(OSError):
-                while (left_s := end_s - time.monotonic()) > 0:
-                    peer.settimeout(left_s)
-                    if not peer.recv(1 << 16):
-                        break
+        _read_to_end(peers, port)
     return count
+
+
+def _read_to_end(peers: list[socket.socket], port: int) -> None:
+    """Read until the bus ends the connections, or at least has read all that they sent.
+
+    More connections before that would test how the bus bears too many of them.
+    """
+    begun_s = time.monotonic()
+    with selectors.DefaultSelector() as open_peers:
+        for peer in peers:
+            open_peers.register(peer, selectors.EVENT_READ)
+        while open_peers.get_map():
+            for key, _ in open_peers.select(0.01):
+                if _has_ended(key.fileobj):
+                    open_peers.unregister(key.fileobj)
+            took_s = time.monotonic() - begun_s
+            if took_s > DRAIN_S_MAX or (took_s > CLOSE_S_MAX and not _unread("tcp", port)[0]):
+                break
+
+
+def _has_ended(peer: Any) -> bool:
+    """Read once."""
+    try:
+        return not peer.recv(1 << 16)
+    except OSError:
+        return True
 
 
 def _send_datagrams(port: int, datagrams: list[bytes]) -> int:
     """Datagrams have no backpressure, and a lost one tests nothing: wait until each was read."""
     waiting_bytes = 0
-    lost_before = _datagrams(port)[1]
+    lost_before = _unread("udp", port)[1]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer:
         for datagram in datagrams:
             if waiting_bytes + len(datagram) > DATAGRAMS_BYTES_MAX:
@@ -129,19 +157,21 @@ def _send_datagrams(port: int, datagrams: list[bytes]) -> int:
             peer.sendto(datagram[:DATAGRAM_BYTES_MAX], ("127.0.0.1", port))
             waiting_bytes += len(datagram)
         _await_read(port)
-    return len(datagrams) - (_datagrams(port)[1] - lost_before)
+    return len(datagrams) - (_unread("udp", port)[1] - lost_before)
 
 
 def _await_read(port: int) -> None:
     end_s = time.monotonic() + DRAIN_S_MAX
-    while _datagrams(port)[0] and time.monotonic() < end_s:
+    while _unread("udp", port)[0] and time.monotonic() < end_s:
         time.sleep(0.0005)
 
 
-def _datagrams(port: int) -> tuple[int, int]:
-    """Bytes that wait in the receive buffer of a UDP port, and datagrams that it has dropped."""
-    for line in Path("/proc/net/udp").read_text().splitlines()[1:]:
+def _unread(protocol: str, port: int) -> tuple[int, int]:
+    """Bytes in the receive buffers of a port of the bus, and datagrams that it has dropped."""
+    waiting_bytes = dropped = 0
+    for line in Path(f"/proc/net/{protocol}").read_text().splitlines()[1:]:
         fields = line.split()
-        if fields[1].endswith(f":{port:04X}"):
-            return int(fields[4].partition(":")[2], 16), int(fields[-1])
-    return 0, 0
+        if fields[1].endswith(f":{port:04X}") and fields[3] != LISTENING:
+            waiting_bytes += int(fields[4].partition(":")[2], 16)
+            dropped += int(fields[-1]) if protocol == "udp" else 0
+    return waiting_bytes, dropped
