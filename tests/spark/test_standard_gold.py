@@ -377,15 +377,15 @@ def test_tables_of_another_checkpoint_are_not_filled_twice(tmp_path: Path, name:
     """The error names all tables to remove, or the next start would be refused, too."""
     checkpoint = Checkpoint(tmp_path / "checkpoint")
     writer = writer_of(checkpoint)
-    table = open_table(tmp_path, name)
-    table.append(pa.table({"offset": [1]}), writer=writer, batch_id=0)
+    for one in {"silver", name}:
+        open_table(tmp_path, one).append(pa.table({"offset": [1]}), writer=writer, batch_id=0)
     check_tables(tmp_path, writer, checkpoint)
     (checkpoint.path / "metadata").unlink()
     with pytest.raises(UsageError) as caught:
         check_tables(tmp_path, writer_of(checkpoint), checkpoint)
     problem, _, advice = caught.value.text.partition("; ")
     assert caught.value.code == "pipeline.checkpoint"
-    assert f"table {name} was filled from another" in problem and name in advice
+    assert "table silver was filled from another" in problem and name in advice
 
 
 def test_the_pipeline_reads_the_settings_that_the_bus_wrote(tmp_path: Path) -> None:
