@@ -61,6 +61,12 @@ def test_a_bucket_is_at_most_one_percent_from_every_size_in_it() -> None:
     assert np.array_equal(found[:50], sizes[:50])
 
 
+def test_groups_are_in_the_order_of_their_keys_and_null_is_the_last() -> None:
+    rows = pa.table({"topic": ["b", "a", None, "b", "é"], "hour": [2, 1, 1, 1, 1]})
+    assert gold.Groups(rows, ("topic", "hour")).ids.tolist() == [2, 0, 4, 1, 3]
+    assert gold.Groups(rows.slice(0, 0), ("topic", "hour")).ids.tolist() == []
+
+
 def test_percentiles_are_right_when_a_minute_comes_in_many_batches(tmp_path: Path) -> None:
     draw = random.Random(5)
     sizes = [int(draw.lognormvariate(6, 1.5)) for _ in range(5000)]
