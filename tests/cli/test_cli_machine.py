@@ -60,6 +60,18 @@ def test_doctor_says_what_to_do_about_each_thing_that_is_not_ok(tmp_path: Path) 
             assert following.startswith("      → ")
 
 
+def test_doctor_checks_the_python_that_spark_starts(tmp_path: Path) -> None:
+    arguments = ["doctor", "--json", "--data", str(tmp_path), "--config", free_config(tmp_path)]
+    found = {}
+    for python in (sys.executable, "/bin/false"):
+        done = polybus(*arguments, PYSPARK_PYTHON=python, PYSPARK_DRIVER_PYTHON="")
+        found[python] = next(c for c in json.loads(done.stdout) if c["name"] == "spark python")
+    assert found[sys.executable]["state"] == "ok"
+    assert found["/bin/false"]["state"] == "warn"
+    assert "/bin/false cannot import Polybus" in found["/bin/false"]["text"]
+    assert "export PYSPARK_PYTHON=" in found["/bin/false"]["todo"]
+
+
 def test_doctor_finds_a_port_that_is_taken(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -97,6 +97,7 @@ async def test_a_statement_reads_topics_with_columns_types_and_limits(shared: Ht
         ("SELECT * FROM read_csv('/etc/passwd')", "sql.failed"),
         ("SELECT * FROM '/etc/passwd'", "sql.table-unknown"),
         ("SELECT * FROM sums", "auth.denied"),
+        ("DESCRIBE HISTORY sums", "auth.denied"),
     ],
 )
 async def test_what_is_no_statement_to_read_is_refused(shared: Http, query: str, code: str) -> None:

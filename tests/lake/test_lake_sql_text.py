@@ -7,7 +7,12 @@ from datetime import UTC, datetime
 import pytest
 
 from polybus.errors import UsageError
-from polybus.lake.sql.text import version_in, with_versions_named
+from polybus.lake.sql.text import (
+    description_in,
+    version_in,
+    with_descriptions_named,
+    with_versions_named,
+)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +48,27 @@ from polybus.lake.sql.text import version_in, with_versions_named
 )
 def test_a_version_of_a_table_has_a_name(sql: str, named: str | None) -> None:
     assert with_versions_named(sql, "`") == (sql if named is None else named)
+
+
+@pytest.mark.parametrize(
+    ("sql", "named"),
+    [
+        ("DESCRIBE HISTORY silver", "SELECT * FROM `silver@history`"),
+        ("desc detail tables.a.b LIMIT 1", "SELECT * FROM `a.b@detail` LIMIT 1"),
+        ('-- x\nDESCRIBE HISTORY "a b";', "-- x\nSELECT * FROM `a b@history`;"),
+        (
+            "SELECT n FROM (DESCRIBE HISTORY `a-b`) h",
+            "SELECT n FROM (SELECT * FROM `a-b@history`) h",
+        ),
+        ("DESCRIBE history", None),
+        ("SELECT 'DESCRIBE HISTORY silver' -- DESCRIBE HISTORY silver", None),
+        ("SELECT a FROM t ORDER BY desc, history", None),
+    ],
+)
+def test_a_description_of_a_table_is_a_query_of_a_name(sql: str, named: str | None) -> None:
+    assert with_descriptions_named(sql, "`") == (sql if named is None else named)
+    assert description_in("a.b@history") == ("a.b", "history")
+    assert description_in("a.b@v1") == ("a.b@v1", "")
 
 
 def test_text_between_dollars_is_left_alone() -> None:

@@ -19,7 +19,9 @@ from polybus.cli.sql import sql as sql_verb
 from polybus.config import DeclaredTopic
 from polybus.errors import UsageError
 from polybus.lake import duck
-from polybus.lake.table import open_table
+from polybus.lake.compact import compact
+from polybus.lake.described import HISTORY
+from polybus.lake.table import open_table, table_names
 from polybus.spark.views import collect
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -91,7 +93,7 @@ def test_a_query_of_the_documents_is_the_same_on_both_engines(
     spark: Any, data: Path, sql: str
 ) -> None:
     by_duck, by_its_rival = by_duckdb(data, sql), by_spark(spark, data, sql)
-    if sql.startswith("DESCRIBE"):
+    if re.match(r"DESCRIBE (?!HISTORY|DETAIL)", sql):
         # The types have other names.
         by_duck, by_its_rival = ([row[:1] for row in rows] for rows in (by_duck, by_its_rival))
     assert by_duck == by_its_rival
@@ -269,3 +271,50 @@ def test_older_versions_are_the_same_on_both_engines(spark: Any, data: Path) -> 
             by_duckdb(data, sql)
         with pytest.raises(UsageError, match=re.escape(error)):
             by_spark(spark, data, sql)
+
+
+def test_the_history_of_every_table_is_the_same_on_both_engines(spark: Any, data: Path) -> None:
+    """Also of gold and typed tables, by their names. Each version is read at its time."""
+    compact(open_table(data, "silver"))
+    names = table_names(data)
+    assert {"silver", "traffic", "silver_orders", "expectations"} <= set(names)
+    for name in names:
+        for kind in ("HISTORY", "DETAIL"):
+            sql = f"DESCRIBE {kind} {name}"
+            found = by_duckdb(data, sql)
+            assert by_spark(spark, data, sql) == found, sql
+            assert collect(spark, sql, data, rows_max=9).column_names == columns_of(data, sql)
+        assert columns_of(data, f"DESC HISTORY {name}") == HISTORY.names
+        newest = open_table(data, name).version
+        assert [row[0] for row in by_duckdb(data, f"DESC HISTORY {name}")] == [
+            *range(newest, -1, -1)
+        ]
+    merged, *_, first = history(data, "silver")
+    assert (merged["operation"], merged["writer"], merged["batch"]) == ("OPTIMIZE", None, None)
+    assert merged["files_removed"] > merged["files_added"] > 0
+    assert (first["operation"], first["batch"], first["rows_added"]) == ("WRITE", 0, 5)
+    assert first["writer"] in open_table(data, "silver").writers()
+    counted = "SELECT count(*) FROM silver"
+    for row in history(data, "silver"):
+        by_number = by_duckdb(data, f"{counted} VERSION AS OF {row['version']}")
+        assert by_duckdb(data, f"{counted} TIMESTAMP AS OF '{row['timestamp']}'") == by_number
+    for sql, expected in {
+        "SELECT sum(rows_added) AS n FROM (DESCRIBE HISTORY silver) WHERE operation = 'WRITE'": 10,
+        "SELECT max(version) - min(version) AS n FROM (DESCRIBE HISTORY tables.silver LIMIT 2)": 1,
+    }.items():
+        assert by_duckdb(data, sql) == by_spark(spark, data, sql) == [(expected,)], sql
+    for sql in ("DESCRIBE HISTORY orders", "DESCRIBE DETAIL silver.orders"):
+        for run in (by_duckdb, lambda *given: by_spark(spark, *given)):
+            with pytest.raises(UsageError, match="a topic or view has no versions"):
+                run(data, sql)
+
+
+def columns_of(data: Path, sql: str) -> list[str]:
+    with duck.Engine(data) as engine:
+        return list(engine.stream(sql)[0].names)
+
+
+def history(data: Path, table: str) -> list[dict[str, Any]]:
+    names = columns_of(data, f"DESCRIBE HISTORY {table}")
+    rows = by_duckdb(data, f"DESCRIBE HISTORY {table}")
+    return [dict(zip(names, row, strict=True)) for row in rows]

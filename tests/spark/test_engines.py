@@ -20,11 +20,11 @@ from topics_kit import hand_over, make_topic, publish
 
 from polybus.config import DeclaredTopic
 from polybus.lake.compact import checkpoint, compact
+from polybus.lake.standard_tables import EXPECTATIONS, TABLES
 from polybus.lake.table import open_table, table_names
 from polybus.log.history.exposed import expose
 from polybus.services.accounts.store import AccountStore
 from polybus.spark import tables
-from polybus.spark.pipelines.standard.batches import EXPECTATIONS, TABLES
 from polybus.spark.pipelines.standard.watch import Alert, Watch
 
 ORDERS = DeclaredTopic(

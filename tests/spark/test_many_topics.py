@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from source_kit import WrittenLog, offsets_of, source_options, written_log
 
+from polybus import structs
 from polybus.errors import StorageError, UsageError
 from polybus.log import layout
 from polybus.log.history.manifest import Manifest
@@ -85,6 +86,41 @@ def test_a_batch_opens_the_same_files_among_few_and_many_topics(tmp_path: Path) 
     few = opens_of_a_batch(tmp_path / "few", 1)
     assert few, "opens are counted"
     assert opens_of_a_batch(tmp_path / "many", MANY) == few
+
+
+def test_a_batch_converts_the_offsets_of_topics_with_messages_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    converted: list[int] = []
+
+    def counted(found: Any, kind: Any) -> Any:
+        converted.append(len(found["topics"]))
+        return structs.convert(found, kind)
+
+    with written_log(tmp_path / "data") as log:
+        names = filled(log, MANY)
+        options = source_options(log.data, streaming=True, subscribePattern="t.*")
+        reader, limit = PolybusStreamReader(options), ReadAllAvailable()
+        start = reader.initialOffset()
+        log.append("t7", 10)
+        monkeypatch.setattr("polybus.spark.checkpoint.convert", counted)
+        assert reader.latestOffset(reader.reportLatestOffset(), limit)["topics"].keys() == {*names}
+        assert converted == [0]
+        end = reader.latestOffset(start, limit)
+        assert offsets_of(reader, reader.partitions(start, end)) == [
+            ("t7", n) for n in range(1, 11)
+        ]
+        assert converted == [0, 1, 1, 1]
+        assert list(end["topics"]) == list(start["topics"])
+        joined = {"topics": {"t7": end["topics"]["t7"] | {"from": 4}}}
+        assert offsets_of(reader, reader.partitions(joined, joined)) == [
+            ("t7", n) for n in range(4, 11)
+        ]
+        for broken in ({"logOffset": 3}, {"topics": [1]}, {"topics": {"t7": 5}}):
+            with pytest.raises(UsageError, match=r"spark\.checkpoint"):
+                reader.latestOffset(broken, limit)
+            with pytest.raises(UsageError, match=r"spark\.checkpoint"):
+                reader.partitions(start, broken)
 
 
 def looks(log: WrittenLog, reader: PolybusStreamReader, start: dict[str, Any]) -> list[str]:

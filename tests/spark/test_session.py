@@ -13,12 +13,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from spark_kit import RunningBus, environment, eventually
+from topics_kit import publish
 from warm_kit import WARM_SPARK
 
 from polybus.errors import PolybusError
 from polybus.spark.session import _has_other_sources, archive, session, settings
 from polybus.spark.session.gateway import Jvm
 from polybus.spark.session.java import find_java
+from polybus.spark.session.worker_python import problem_of
 
 # A source in Python and a function in Python, then the facts of the JVM; it ends when killed.
 PROGRAM = """
@@ -105,6 +107,68 @@ def test_without_java_the_wheel_that_carries_one_runs_python_sources_quietly(
     assert said["is_known"] and "create_data_source" in said["workers"]
     assert "lookup_data_sources" not in said["workers"]
     eventually(lambda: not Path(f"/proc/{said['jvm']}").exists())
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("echo 'no module' >&2; exit 1", "cannot import Polybus: no module"),
+        ("echo 0.0.1", "has Polybus 0.0.1, not "),
+        (None, "cannot be run: No such file"),
+    ],
+)
+def test_a_python_without_polybus_is_refused_before_spark_starts(
+    tmp_path: Path, script: str | None, says: str
+) -> None:
+    python = tmp_path / "python"
+    if script is not None:
+        python.write_text(f"#!/bin/sh\n{script}\n")
+        python.chmod(0o755)
+    assert says in problem_of(str(python))
+    done = subprocess.run(
+        [sys.executable, "-c", "import polybus.spark; polybus.spark.session()"],
+        env=environment(PYSPARK_PYTHON=str(python), POLYBUS_JAVA=str(tmp_path / "none")),
+        capture_output=True,
+        text=True,
+    )
+    last = done.stderr.splitlines()[-1]
+    assert "spark.python: " in last and says in last and f"set it to {sys.executable}" in last
+
+
+PLAIN = """
+import sys
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+
+plain = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+
+def offsets(spark):
+    rows = spark.read.format("polybus").options(subscribe="orders", data=sys.argv[1]).load()
+    return rows.count()
+
+try:
+    offsets(plain)
+except Exception as error:
+    print("Failed to find the data source: polybus" in str(error))
+import polybus.spark
+print(offsets(polybus.spark.session()))
+"""
+
+
+@pytest.mark.slow
+def test_a_session_of_other_code_gets_the_source_if_its_python_has_polybus(tmp_path: Path) -> None:
+    """Spark looks for sources with PYSPARK_DRIVER_PYTHON, which a notebook sets to its own."""
+    publish(tmp_path, "orders", [b"x"] * 3)
+    environ = environment(
+        PYSPARK_PYTHON=sys.executable,
+        PYSPARK_DRIVER_PYTHON="/bin/false",
+        SPARK_LOCAL_IP="127.0.0.1",
+        JAVA_HOME=str(find_java().path.parent.parent),
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", PLAIN, str(tmp_path)], env=environ, capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["True", "3"], done.stderr[-2000:]
 
 
 def test_a_python_worker_imports_polybus_and_hands_over_arrow(spark: Any) -> None:

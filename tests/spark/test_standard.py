@@ -10,15 +10,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 from standard_kit import EPOCH, NOON, Pipe, Topics, frame_of, make_decoding_raise
 from topics_kit import publish
 
+from polybus.cli import tables
 from polybus.config import DeclaredTopic
 from polybus.errors import StorageError, UsageError
 from polybus.lake import stopped
+from polybus.lake.standard_tables import checkpoint_of
 from polybus.lake.stopped import StoppedTopic
-from polybus.lake.table import LakeTable, open_table
+from polybus.lake.table import LakeTable, open_table, table_names
 from polybus.log.disk import replace_file
 from polybus.spark.checkpoint import Checkpoint
 from polybus.spark.declared_fields import schema_fields
@@ -385,3 +389,52 @@ def test_a_declared_topic_has_a_view_with_typed_columns(spark: Any, tmp_path: Pa
         {"next": 8, "name": "x", "tags": ["a"], "offset": 0},
         {"next": 9, "name": None, "tags": None, "offset": 1},
     ]
+
+
+def test_silver_is_built_again_from_the_log_with_all_that_it_feeds(
+    spark: Any, tmp_path: Path
+) -> None:
+    data, pipe = tmp_path, Pipe(spark, tmp_path, ORDERS)
+    publish(data, "orders", [b'{"id": %d}' % n for n in (1, 2)] + [b'{"id": "x"}'])
+    open_table(data, "mine").append(pa.table({"n": [1]}), writer="w", batch_id=0)
+    checkpoint = checkpoint_of(data)
+    context = FlowContext(
+        spark=spark,
+        bus=BusLocation(data),
+        checkpoint=checkpoint,
+        trigger={"availableNow": True},
+    )
+
+    def filled() -> dict[str, list[tuple[Any, ...]]]:
+        assert batches.start_decode(context).awaitTermination(60)
+        columns = {
+            "silver": ("offset", "message_id"),
+            "quarantine": ("offset",),
+            "silver_orders": ("id",),
+            "traffic": ("topic", "messages", "quarantined", "duplicates"),
+        }
+        return {name: pipe.rows(name, *some) for name, some in columns.items()}
+
+    def drop(*arguments: str) -> Any:
+        return CliRunner().invoke(tables.drop, [*arguments, "--yes", "--data", str(data)])
+
+    first = filled()
+    assert first["silver"] == [(0, "1"), (1, "2")] and first["quarantine"] == [(2,)]
+    for name in ("silver", "recent_ids"):
+        refused = drop(name)
+        assert isinstance(refused.exception, UsageError)
+        assert refused.exception.code == "lake.needed"
+    assert filled() == first
+    # As if the folder was removed by hand: nothing is added to a silver with a hole.
+    open_table(data, "silver").path.rename(data / "silver")
+    with pytest.raises(UsageError, match=r"pipeline\.checkpoint: table silver lacks batch 0"):
+        filled()
+    (data / "silver").rename(open_table(data, "silver").path)
+    assert drop("quarantine", "--rebuild").exit_code == 2
+    done = drop("silver", "--rebuild")
+    assert table_names(data) == ["mine"] and not checkpoint.exists(), done.output
+    assert set(first) <= set(done.stdout.removeprefix("removed ").strip().split(", "))
+    assert filled() == first
+    assert drop("silver", "--rebuild").exit_code == 0
+    unknown = drop("silver", "--rebuild").exception
+    assert isinstance(unknown, UsageError) and unknown.code == "lake.unknown"

@@ -61,6 +61,12 @@ def test_a_bucket_is_at_most_one_percent_from_every_size_in_it() -> None:
     assert np.array_equal(found[:50], sizes[:50])
 
 
+def test_groups_are_in_the_order_of_their_keys_and_null_is_the_last() -> None:
+    rows = pa.table({"topic": ["b", "a", None, "b", "é"], "hour": [2, 1, 1, 1, 1]})
+    assert gold.Groups(rows, ("topic", "hour")).ids.tolist() == [2, 0, 4, 1, 3]
+    assert gold.Groups(rows.slice(0, 0), ("topic", "hour")).ids.tolist() == []
+
+
 def test_percentiles_are_right_when_a_minute_comes_in_many_batches(tmp_path: Path) -> None:
     draw = random.Random(5)
     sizes = [int(draw.lognormvariate(6, 1.5)) for _ in range(5000)]
@@ -377,15 +383,15 @@ def test_tables_of_another_checkpoint_are_not_filled_twice(tmp_path: Path, name:
     """The error names all tables to remove, or the next start would be refused, too."""
     checkpoint = Checkpoint(tmp_path / "checkpoint")
     writer = writer_of(checkpoint)
-    table = open_table(tmp_path, name)
-    table.append(pa.table({"offset": [1]}), writer=writer, batch_id=0)
+    for one in {"silver", name}:
+        open_table(tmp_path, one).append(pa.table({"offset": [1]}), writer=writer, batch_id=0)
     check_tables(tmp_path, writer, checkpoint)
     (checkpoint.path / "metadata").unlink()
     with pytest.raises(UsageError) as caught:
         check_tables(tmp_path, writer_of(checkpoint), checkpoint)
     problem, _, advice = caught.value.text.partition("; ")
     assert caught.value.code == "pipeline.checkpoint"
-    assert f"table {name} was filled from another" in problem and name in advice
+    assert "table silver was filled from another" in problem and name in advice
 
 
 def test_the_pipeline_reads_the_settings_that_the_bus_wrote(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import platform
 import re
 import resource
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -179,6 +180,27 @@ def _spark(config: Config) -> Iterator[Check]:
         path = archive.archive_path(java)
         if path is not None and path.exists():
             yield ok("spark start", f"class archive {path}")
+        yield from _spark_python()
+
+
+def _spark_python() -> Iterator[Check]:
+    """Whether the Python that Spark starts for sources can import Polybus."""
+    from polybus.spark.session.worker_python import problem_of
+
+    name = "spark python"
+    # Spark looks for sources with the second, and runs them with the first.
+    given = [one for one in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON") if os.environ.get(one)]
+    problems = [f"{one}: {text}" for one in given if (text := problem_of(os.environ[one]))]
+    if problems:
+        todo = " ".join(f"{one}={sys.executable}" for one in given)
+        yield warn(name, "; ".join(problems), f"export {todo}")
+    elif "PYSPARK_PYTHON" in given:
+        yield ok(name, os.environ["PYSPARK_PYTHON"])
+    elif problem := problem_of("python3"):
+        text = f"{sys.executable} in sessions of Polybus. In others: {problem}"
+        yield ok(name, f"{text}; set PYSPARK_PYTHON={sys.executable} for them")
+    else:
+        yield ok(name, "python3")
 
 
 def _ports(config: Config) -> Iterator[Check]:

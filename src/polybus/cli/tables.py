@@ -88,20 +88,39 @@ def unexpose(config: Config, topic: str, as_json: bool) -> None:
 
 @tables.command(epilog="Example: polybus tables drop silver_orders --yes")
 @click.argument("name")
+@click.option(
+    "--rebuild",
+    is_flag=True,
+    help="With silver: remove all tables of the standard pipeline and its checkpoint.",
+)
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @settings_options
 @json_option
-def drop(config: Config, name: str, yes: bool, as_json: bool) -> None:
+def drop(config: Config, name: str, rebuild: bool, yes: bool, as_json: bool) -> None:
     """Remove a lake table with all its rows. The pipeline must be stopped.
 
-    A table `silver_TOPIC` is made again from `silver` when the pipeline starts.
+    A table `silver_TOPIC` is made again from `silver` when the pipeline starts. `silver` itself
+    needs --rebuild: the pipeline then makes all of its tables again from the messages that the log
+    still has. The other tables get only what comes later.
     """
     from polybus.lake.folders import drop_table
+    from polybus.lake.standard_tables import check_drop, drop_standard, rebuilt
 
+    data = existing_data(config)
+    if rebuild and name != "silver":
+        raise click.UsageError("--rebuild is only for silver, and removes the tables it feeds")
+    if not rebuild:
+        check_drop(data, name)
+    names = rebuilt(data) if rebuild else [name]
     if not yes:
-        click.confirm(f"Remove the table {name} and all its rows?", abort=True)
-    drop_table(existing_data(config), name)
-    echo(as_json, {"table": name}, f"removed {name}")
+        what = ", ".join(names)
+        more = " Rows of messages that the log no longer has do not come back." if rebuild else ""
+        click.confirm(f"Remove {what} with all rows?{more}", abort=True)
+    if rebuild:
+        drop_standard(data)
+    else:
+        drop_table(data, name)
+    echo(as_json, {"table": name, "tables": names}, f"removed {', '.join(names)}")
 
 
 @tables.command(epilog="Example: polybus tables keep traffic 168")

@@ -24,12 +24,20 @@ from typing import Any, Self
 import pyarrow as pa
 
 from polybus.errors import PolybusError, StorageError, UsageError
+from polybus.lake.described import SCHEMAS, described
 from polybus.lake.fields import arrow_schema, is_json
 from polybus.lake.sql.casts import CAST_MACROS, with_casts_called
 from polybus.lake.sql.json_paths.dialects import ALIAS_HINT, CAST_HINT, MACROS, shown_names
 from polybus.lake.sql.json_paths.rewriting import for_duckdb
 from polybus.lake.sql.names import Named, named_in, with_offset_quoted, without_explain
-from polybus.lake.sql.text import MARK, version_in, with_dots_quoted, with_versions_named
+from polybus.lake.sql.text import (
+    MARK,
+    description_in,
+    version_in,
+    with_descriptions_named,
+    with_dots_quoted,
+    with_versions_named,
+)
 from polybus.lake.table import LakeTable, open_table, table_names
 from polybus.lake.table_state import TableState
 from polybus.lake.typed import typed_select, view_names, view_schema
@@ -214,7 +222,8 @@ class Engine:
         if topic in self._topics and not (topic.startswith(MARK) and table):
             query, paths = self._topic_query(topic, named)
         elif table is not None:
-            query, paths = self._table_query(table)
+            kind = description_in(name)[1]
+            query, paths = self._description(table, kind) if kind else self._table_query(table)
         elif (typed := self._typed_query(name)) is not None:
             query, paths = typed
         else:
@@ -234,7 +243,8 @@ class Engine:
             marked = {MARK + name for name in table_names(self.data)}
             known = {name.lower() for name in self._known() | marked}
             sql = with_dots_quoted(sql, known, '"', dots_min=2)
-        return with_offset_quoted(with_casts_called(for_duckdb(with_versions_named(sql, '"'))))
+        sql = with_versions_named(with_descriptions_named(sql, '"'), '"')
+        return with_offset_quoted(with_casts_called(for_duckdb(sql)))
 
     def _known(self) -> set[str]:
         """The names that a statement may use, for the error about an unknown one."""
@@ -242,7 +252,7 @@ class Engine:
 
     def _table(self, parts: Sequence[str]) -> LakeTable | None:
         known = {name.lower(): name for name in table_names(self.data)}
-        name, at = version_in(".".join(parts))
+        name, at = version_in(description_in(".".join(parts))[0])
         found = known.get(name.lower().removeprefix(MARK))
         return None if found is None else open_table(self.data, found, at=at)
 
@@ -280,7 +290,9 @@ class Engine:
             stored = stored or ["offset"]
             schema = pa.schema([SCHEMA.field(name) for name in stored])
             bounds = (history.handed_over, stop)
-            fresh = Fresh(schema, partial(self._batches, topic, bounds, stored))
+            fresh = Fresh(
+                schema, partial(self._noted, partial(self._batches, topic, bounds, stored))
+            )
             view = f"__fresh_{topic}"
             self._connection.register(view, fresh)
             parts.append(select(columns, made, quoted(view)))
@@ -321,17 +333,27 @@ class Engine:
         )
         return f"SELECT *{f' REPLACE ({parsed})' if parsed else ''} FROM ({query})", paths
 
+    def _description(self, table: LakeTable, kind: str) -> tuple[str, list[str]]:
+        view = f"__{kind}_{table.name}"
+        rows = partial(self._noted, partial(described, table, kind))
+        self._connection.register(view, Fresh(SCHEMAS[kind], rows))
+        return f"SELECT * FROM {quoted(view)}", []
+
     def _batches(self, topic: str, bounds: tuple[int, int], columns: list[str]) -> Iterator[Any]:
         """Messages that are not in files yet. DuckDB may read streams in several threads."""
         with self._reading:
             found = self._reader.read(topic, *bounds, columns=columns, rows_max=FRESH_ROWS)
+        while True:
+            with self._reading:
+                batch = next(found, None)
+            if batch is None:
+                return
+            yield batch
+
+    def _noted(self, batches: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Batches for DuckDB, which would not tell why they end too early."""
         try:
-            while True:
-                with self._reading:
-                    batch = next(found, None)
-                if batch is None:
-                    return
-                yield batch
+            yield from batches()
         except PolybusError as error:
             self._failure = error
             raise
@@ -360,7 +382,9 @@ def _hive_types(state: TableState) -> str:
 
 def unknown_table(name: str, known: Collection[str]) -> UsageError:
     """The error of a statement that names `name`, which may be a version of a table."""
+    name, kind = description_in(name)
     name, at = version_in(name)
+    has_versions = bool(kind) or at is not None
     # Topics of the system last: a statement seldom means them.
     listed = sorted(
         (one for one in known if one != name.lower()), key=lambda one: (is_reserved(one), one)
@@ -369,11 +393,11 @@ def unknown_table(name: str, known: Collection[str]) -> UsageError:
     some = ", ".join(listed[:10]) or "none yet"
     more = f" and {len(listed) - 10} more" if len(listed) > 10 else ""
     hint = f"did you mean {', '.join(near)}?" if near else f"there are {some}{more}"
-    is_view = at is not None and "." in name
+    is_view = has_versions and "." in name
     if _OF_PIPELINE.fullmatch(name.lower().removeprefix(MARK)) and not is_view:
         hint = f"polybus up makes it when its pipeline has decoded messages; {hint}"
     text = f"there is no topic or table {name}"
-    if at is not None:
+    if has_versions:
         text = f"there is no lake table {name}, and a topic or view has no versions"
     return UsageError("sql.table-unknown", f"{text}; {hint}")
 

@@ -5,6 +5,7 @@ start of the bus removes what a crash leaves there.
 """
 
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -42,22 +43,35 @@ def drop_table(data: Path, name: str) -> None:
         UsageError: `lake.unknown`; `pipeline.running` if a pipeline may be writing it.
         StorageError: `lake.storage`.
     """
-    folder, disk = table_folder(data, name), Disk()
+    folder = table_folder(data, name)
     if not folder.is_dir():
         raise UsageError("lake.unknown", f"there is no table {name}")
+    remove_folders(data, [folder])
+
+
+def remove_folders(data: Path, folders: Sequence[Path]) -> None:
+    """Remove folders of a pipeline that is stopped, each durably before the next.
+
+    Raises:
+        UsageError: `pipeline.running`.
+        StorageError: `lake.storage`.
+    """
+    disk, path = Disk(), data
     try:
         disk.make_folder(data / "pipeline")
         with FileLock(data / "pipeline" / "lock"):
-            gone = trash_folder(data) / f"table-{uuid.uuid4().hex}"
-            disk.make_folder(gone.parent)
-            disk.rename(folder, gone)
-            disk.sync_folder(folder.parent)
-            disk.remove_folder(gone)
+            for path in folders:
+                if path.is_dir():
+                    gone = trash_folder(data) / f"table-{uuid.uuid4().hex}"
+                    disk.make_folder(gone.parent)
+                    disk.rename(path, gone)
+                    disk.sync_folder(path.parent)
+                    disk.remove_folder(gone)
     except BlockingIOError as error:
         text = f"a pipeline runs on {data}: stop it with polybus pipeline stop"
         raise UsageError("pipeline.running", text) from error
     except OSError as error:
-        text = f"cannot remove table {name}: {error.strerror or error}"
+        text = f"cannot remove {path}: {error.strerror or error}"
         raise StorageError("lake.storage", text) from error
 
 

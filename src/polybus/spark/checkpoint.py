@@ -17,6 +17,7 @@ power cut could lose the plan but keep the results, and the batch number would r
 messages. `calling_query` finds the checkpoint of a function for `foreachBatch`.
 """
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
@@ -49,8 +50,11 @@ class StreamOffset(msgspec.Struct, frozen=True, omit_defaults=True):
     damaged: dict[str, str] = {}
     stopped: dict[str, str] = {}
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self, others: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The offset for Spark; `others` are more topics, in JSON."""
         found: dict[str, Any] = msgspec.to_builtins(self, order="deterministic")
+        if others is not None:
+            found["topics"] = {**others, **found["topics"]}
         return found
 
     def is_at(self, other: Self) -> bool:
@@ -62,13 +66,34 @@ class StreamOffset(msgspec.Struct, frozen=True, omit_defaults=True):
         return {topic: (end.epoch, end.offset) for topic, end in self.topics.items()}
 
 
-def from_json(found: Any) -> StreamOffset:
-    """Raises UsageError `spark.checkpoint` if it is not an offset of this source."""
+def from_json(found: Any, only: Collection[str] | None = None) -> StreamOffset:
+    """The offset in Spark's JSON, with all topics or only some: each takes time to convert.
+
+    Raises UsageError `spark.checkpoint` if it is not an offset of this source.
+    """
     try:
+        if only is not None and isinstance(found["topics"], dict):
+            found = found | {"topics": {one: found["topics"][one] for one in only}}
         return convert({"group": ""} | found, StreamOffset)
-    except (TypeError, msgspec.ValidationError) as error:
+    except (TypeError, KeyError, msgspec.ValidationError) as error:
         text = f"the checkpoint has no offset of format polybus, but {str(found)[:200]}"
         raise UsageError("spark.checkpoint", f"{text}; use another checkpointLocation") from error
+
+
+def topics_in(found: Any) -> dict[str, Any]:
+    """The topics of an offset in JSON, as they are there; none if it is not of this source."""
+    topics = found.get("topics") if isinstance(found, dict) else None
+    return topics if isinstance(topics, dict) else {}
+
+
+def changed_topics(start: Any, end: Any) -> list[str]:
+    """The topics in which a batch between two offsets in JSON may have messages."""
+    old = topics_in(start)
+    return [
+        topic
+        for topic, at in topics_in(end).items()
+        if at != old.get(topic) or not isinstance(at, dict) or "from" in at
+    ]
 
 
 def our_offset(text: Any) -> StreamOffset | None:

@@ -432,6 +432,9 @@ class ReusedPlan:
             (node,) = _listed(node.children())
         # Each part of a name is a call of the JVM, so they are looked up once.
         self._sequence = frame.sparkSession._jvm.PythonUtils.toSeq
+        # One list for all calls: a list of Python takes three calls to pass.
+        self._children = frame.sparkSession._jvm.java.util.ArrayList()
+        self._children.add(base)
         self._dataset = frame.sparkSession._jvm.org.apache.spark.sql.classic.Dataset
         trees = frame.sparkSession._jvm.org.apache.spark.sql.catalyst
         # Above the batch itself they would keep its rows.
@@ -458,7 +461,8 @@ class ReusedPlan:
 
     def _above(self, node: Any, plan: Any) -> Any:
         """The node of a plan with another one below it."""
-        return node.withNewChildren(self._sequence([plan]))
+        self._children.set(0, plan)
+        return node.withNewChildren(self._sequence(self._children))
 
 
 def check_streaming_plan(spark: Any, plan: PlanNode) -> None:

@@ -26,8 +26,16 @@ from pyspark.sql import types as T
 
 from polybus import names
 from polybus.errors import StorageError, UsageError
+from polybus.lake.described import SCHEMAS, described
 from polybus.lake.duck import unknown_table
-from polybus.lake.sql.text import MARK, version_in, with_dots_quoted, with_versions_named
+from polybus.lake.sql.text import (
+    MARK,
+    description_in,
+    version_in,
+    with_descriptions_named,
+    with_dots_quoted,
+    with_versions_named,
+)
 from polybus.lake.table import LakeTable, open_table, table_names
 from polybus.lake.typed import MESSAGE_COLUMNS, PREFIX, view_schema
 from polybus.log.history.manifest import Manifest
@@ -166,7 +174,7 @@ def _views_of(spark: SparkSession, folder: Path) -> SessionViews:
 def sql(spark: SparkSession, query: str, data: Path | None = None) -> DataFrame:
     """Run a query over the current topics and lake tables."""
     folder = data_folder(data)
-    text = with_versions_named(query, "`")
+    text = with_versions_named(with_descriptions_named(query, "`"), "`")
     words = named_in(text)
     known = register_views(spark, folder, only=words)
     register_versions(spark, folder, text)
@@ -175,14 +183,21 @@ def sql(spark: SparkSession, query: str, data: Path | None = None) -> DataFrame:
 
 
 def register_versions(spark: SparkSession, data: Path, query: str) -> None:
-    """Create a view of each version of a table that `with_versions_named` has named."""
-    for name in re.findall(r"`((?:[^`]|``)+@[vt](?:[^`]|``)+)`", query):
-        table, at = version_in(name.replace("``", "`"))
-        if at is not None:
-            lake = open_table(data, table.lower(), at=at)
-            if not lake.exists:
-                raise unknown_table(name, table_names(data))
-            read(spark, lake).createOrReplaceTempView(f"`{name}`")
+    """Create a view of each version and each description of a table that has such a name."""
+    for name in re.findall(r"`((?:[^`]|``)+@[vthd](?:[^`]|``)+)`", query):
+        table, kind = description_in(name.replace("``", "`"))
+        table, at = version_in(table)
+        if not kind and at is None:
+            continue
+        lake = open_table(data, table.lower(), at=at)
+        if not lake.exists:
+            raise unknown_table(name, table_names(data))
+        if kind:
+            found = pa.Table.from_batches(described(lake, kind), SCHEMAS[kind])
+            rows = spark.createDataFrame(found)
+        else:
+            rows = read(spark, lake)
+        rows.createOrReplaceTempView(f"`{name}`")
 
 
 def register_typed(spark: SparkSession, data: Path, words: Iterable[str]) -> list[str]:

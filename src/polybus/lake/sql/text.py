@@ -3,6 +3,7 @@
 `FROM silver VERSION AS OF 3` and `FROM silver TIMESTAMP AS OF '2026-01-31T12:00:00Z'` become
 separate names, `silver@v3` or `silver@t2026-…`, under which that version of the table is
 registered. `FOR`, `SYSTEM_VERSION` and `SYSTEM_TIME` of Spark's grammar are accepted, too.
+`DESCRIBE HISTORY silver` becomes `SELECT * FROM "silver@history"`.
 
 Paths into JSON are in the folder json_paths.
 """
@@ -44,6 +45,15 @@ _KEYWORDS = frozenset(
     unpivot sort cluster distribute select""".split()
 )
 _AT = re.compile(r"(?P<name>.+)@(?:v(?P<version>\d+)|t(?P<time>.+))", re.DOTALL)
+_DESCRIBE = {
+    quote: re.compile(
+        rf"""(?P<opaque>{texts}|{_COMMENTS}) | "(?:[^"]|"")*" | `(?:[^`]|``)*`
+       | \bDESC(?:RIBE)? \s+ (?P<kind>HISTORY|DETAIL) \s+ (?P<name>{_NAME}(?:\.{_NAME})*)""",
+        re.VERBOSE | re.DOTALL | re.IGNORECASE,
+    )
+    for quote, texts in _TEXTS.items()
+}
+_DESCRIBED = re.compile(r"(?P<name>.+)@(?P<kind>history|detail)", re.DOTALL)
 _DOTTED = {
     quote: re.compile(
         rf"""(?P<opaque>{texts}|{_COMMENTS}) | "(?:[^"]|"")*" | `(?:[^`]|``)*`
@@ -64,17 +74,36 @@ def with_versions_named(sql: str, quote: str) -> str:
     def named(found: re.Match[str]) -> str:
         if found["name"] is None:
             return found[0]
-        parts = re.findall(_NAME, found["name"])
-        # A version is always that of a lake table, never of a topic of the same name.
-        is_marked = len(parts) > 1 and parts[0].lower() == "tables"
-        table = ".".join(map(_bare, parts[1:] if is_marked else parts))
+        table, short = _table_in(found["name"])
         at = _at(found["kind"].upper(), found["at"] + (found["more"] or ""))
         alias = found["alias"] or ""
         is_alias = alias and alias.strip().lower() not in _KEYWORDS
-        short = _quoted(_bare(parts[-1]), quote)
-        return f"{_quoted(f'{table}@{at}', quote)}{'' if is_alias else f' AS {short}'}{alias}"
+        alias = alias if is_alias else f" AS {_quoted(short, quote)}{alias}"
+        return f"{_quoted(f'{table}@{at}', quote)}{alias}"
 
     return _AS_OF[quote].sub(named, sql)
+
+
+def with_descriptions_named(sql: str, quote: str) -> str:
+    """The statement with `DESCRIBE HISTORY` and `DESCRIBE DETAIL` as queries of such names."""
+
+    def named(found: re.Match[str]) -> str:
+        if found["kind"] is None:
+            return found[0]
+        name = f"{_table_in(found['name'])[0]}@{found['kind'].lower()}"
+        return f"SELECT * FROM {_quoted(name, quote)}"
+
+    return _DESCRIBE[quote].sub(named, sql)
+
+
+def _table_in(name: str) -> tuple[str, str]:
+    """The lake table of a name as it is written, and the name's last part.
+
+    Only lake tables have versions, so this is never a topic of the same name.
+    """
+    parts = [_bare(part) for part in re.findall(_NAME, name)]
+    is_marked = len(parts) > 1 and parts[0].lower() == "tables"
+    return ".".join(parts[1:] if is_marked else parts), parts[-1]
 
 
 def _at(kind: str, written: str) -> str:
@@ -112,6 +141,12 @@ def version_in(name: str) -> tuple[str, int | datetime | None]:
     if found["version"] is not None:
         return found["name"], int(found["version"])
     return found["name"], time_in(found["time"])
+
+
+def description_in(name: str) -> tuple[str, str]:
+    """The table, and `history`, `detail` or nothing, in a name of `with_descriptions_named`."""
+    found = _DESCRIBED.fullmatch(name)
+    return (name, "") if found is None else (found["name"], found["kind"])
 
 
 def time_in(text: str) -> datetime:

@@ -13,6 +13,7 @@ deleted.
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from polybus.errors import StorageError, UsageError
@@ -82,15 +83,15 @@ class LogReader(OffsetReader):
             self._known_at = seen if is_settled else None
             self._known_until_s = time.monotonic() + KNOWN_S
         known = self._known if len(wanted) > FRESH_TOPICS else {}
-        found = {}
-        for topic in wanted:
-            try:
+        found = {topic: known[topic] for topic in wanted if topic in known}
+        for topic in wanted if len(found) < len(wanted) else ():
+            if topic in found:
+                continue
+            with suppress(UsageError):
                 # At once: `_manifest` refreshes the journal, which may make earlier bounds
                 # outdated.
-                bounds = known.get(topic) or self._bounds(topic, self._manifest(topic))
+                bounds = self._bounds(topic, self._manifest(topic))
                 self._known[topic] = found[topic] = bounds
-            except UsageError:
-                continue
         return found
 
     def _refresh(self) -> None:

@@ -38,7 +38,9 @@ class LogEnds:
         """The messages after these positions; None if the folder has no log."""
         if self._reader is None:
             return None
-        held = [
-            (self._bounds[topic], at) for topic, at in positions.items() if topic in self._bounds
-        ]
-        return sum(max(0, one.stop - max(one.start, at)) for one, at in held)
+        known = self._bounds
+        return sum(
+            one.stop - max(one.start, at)
+            for topic, at in positions.items()
+            if (one := known.get(topic)) is not None and one.stop > at
+        )

@@ -19,10 +19,12 @@ from polybus.spark.internals import (
     WORKER_PARENT,
     is_connect,
     java_errors,
+    knows_source,
     set_python_sources,
 )
 from polybus.spark.session.connect import QUERY_SETTINGS, equip, register_source
 from polybus.spark.session.gateway import Jvm
+from polybus.spark.session.worker_python import check_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -78,7 +80,8 @@ def session(
     of Spark stays within 2 GiB. `conf` overrides our settings.
 
     Raises:
-        PolybusError: `spark.no-pyspark`, `spark.no-java`, `spark.start-failed`.
+        PolybusError: `spark.no-pyspark`, `spark.no-java`, `spark.start-failed`; `spark.python`, the
+            Python of Spark's processes on this machine has no Polybus.
     """
     if importlib.util.find_spec("pyspark") is None:
         text = "PySpark is not installed: pip install polybus[spark]"
@@ -92,22 +95,7 @@ def session(
 
         spark = equip(SparkSession.builder.remote(master).appName(app).getOrCreate(), conf)
     else:
-        chosen = settings(master, app) | dict(conf or {})
-        python = chosen.get("spark.pyspark.python", os.environ["PYSPARK_PYTHON"])
-        is_ours = is_local(master) and python == sys.executable
-        if is_ours:
-            chosen.setdefault(WORKER_PARENT, "polybus.spark.worker_parent")
-        is_first = not _jvms
-        spark = _embedded(chosen, memory, data)
-        if is_ours and is_first and _jvms and not _has_other_sources():
-            from polybus.spark.source import PolybusDataSource
-
-            # If this Spark does it otherwise, it looks for them as ever.
-            with contextlib.suppress(java_errors()):
-                set_python_sources(spark, [PolybusDataSource])
-        if not is_local(master):
-            spark.sparkContext.addPyFile(str(shipping.package()))
-            register_source(spark)
+        spark = _beside_jvm(master, settings(master, app) | dict(conf or {}), memory, data)
     # Over Spark Connect, PySpark 4.3 drops a listener at the first event of a Python source.
     is_new = (data, url) not in _reported and not is_connect(spark)
     if is_new and (data is not None or url is not None):
@@ -157,6 +145,38 @@ def _cores(master: str) -> int:
         return max(2, os.cpu_count() or 1)
     count = master.removeprefix("local").strip("[]").partition(",")[0]
     return (os.cpu_count() or 1) if count == "*" else int(count or 1)
+
+
+def _beside_jvm(
+    master: str, chosen: dict[str, str], memory: str, data: Path | None
+) -> SparkSession:
+    """The session of the JVM of this process, with our source."""
+    python = chosen.get("spark.pyspark.python", os.environ["PYSPARK_PYTHON"])
+    is_ours = is_local(master) and python == sys.executable
+    if is_ours:
+        chosen.setdefault(WORKER_PARENT, "polybus.spark.worker_parent")
+    is_first = not _jvms
+    is_foreign = is_first and _has_session()
+    if is_local(master) and is_first and not is_foreign:
+        check_python(os.environ["PYSPARK_PYTHON"])
+    spark = _embedded(chosen, memory, data)
+    if is_foreign and not is_connect(spark):
+        master = spark.sparkContext.master
+        if is_local(master):
+            check_python(spark.sparkContext.pythonExec)
+            # It looks for sources with another Python, PYSPARK_DRIVER_PYTHON.
+            if not knows_source(spark, "polybus"):
+                register_source(spark)
+    if is_ours and is_first and _jvms and not _has_other_sources():
+        from polybus.spark.source import PolybusDataSource
+
+        # If this Spark does it otherwise, it looks for them as ever.
+        with contextlib.suppress(java_errors()):
+            set_python_sources(spark, [PolybusDataSource])
+    if not is_local(master):
+        spark.sparkContext.addPyFile(str(shipping.package()))
+        register_source(spark)
+    return spark
 
 
 def _embedded(chosen: dict[str, str], memory: str, data: Path | None) -> SparkSession:

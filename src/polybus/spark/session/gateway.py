@@ -178,7 +178,9 @@ class Jvm:
             atexit.register(self._await_end)
 
     def _environment(self, loopback: bool) -> dict[str, str]:
-        removed = ("SPARK_HOME", "CLASSPATH", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS")
+        removed = {"SPARK_HOME", "CLASSPATH", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS"}
+        # Spark would look for data sources with it, even if it is a notebook's program.
+        removed.add("PYSPARK_DRIVER_PYTHON")
         kept = {name: value for name, value in os.environ.items() if name not in removed}
         kept[GATEWAY_FILE] = str(self._address)
         kept[CONNECT_MODE] = "0"

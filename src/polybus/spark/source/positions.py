@@ -16,6 +16,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from time import monotonic
+from typing import Any
 
 from polybus.errors import StorageError, UsageError
 from polybus.lake import stopped as stopped_topics
@@ -198,6 +199,9 @@ class TopicPositions:
         self.origin = open_origin(options.location)
         self.loss = DataLoss(fail=options.fail_on_data_loss)
         self.held = HeldTopics(self.origin, fail=options.fail_on_damage)
+        self._every: list[str] = []
+        self._selected: list[str] = []
+        """Those that the pattern matches."""
 
     def matching(self, *, strict: bool = False) -> dict[str, Bounds]:
         """The bounds of the topics that are selected, exist and are not held.
@@ -212,14 +216,19 @@ class TopicPositions:
         selected: Collection[str] = options.topics
         if options.pattern is not None:
             every = self.origin.topics(system=options.system)
-            selected = list(filter(re.compile(options.pattern).fullmatch, every))
+            if every != self._every:
+                self._every = every
+                self._selected = list(filter(re.compile(options.pattern).fullmatch, every))
+            selected = self._selected
         if options.left_out:
             selected = [topic for topic in selected if topic not in options.left_out]
         bounds = self.held.bounds(selected)
-        missing = [one for one in selected if one not in bounds and one not in self.held.texts]
-        if missing and strict and options.pattern is None:
-            text = f"option subscribe: topic {missing[0]!r} does not exist in {options.location}"
-            raise UsageError("topic.unknown", f"{text}; polybus topics list shows all topics")
+        if strict and options.pattern is None:
+            missing = [one for one in selected if one not in {**bounds, **self.held.texts}]
+            if missing:
+                text = f"option subscribe: topic {missing[0]!r} does not exist in"
+                text = f"{text} {options.location}; polybus topics list shows all topics"
+                raise UsageError("topic.unknown", text)
         return bounds
 
     def begin(self, topic: str, bounds: Bounds) -> int:
@@ -253,19 +262,16 @@ class TopicPositions:
             self.loss.report(f"{text} holds {bounds.start} to {bounds.stop}")
         return max(bounds.start, min(offset, bounds.stop))
 
-    def resting(
-        self, ends: Mapping[str, TopicOffset], found: Mapping[str, Bounds]
-    ) -> dict[str, TopicOffset]:
-        """The topics that were read to their end and have no newer messages."""
-        stopped = self.stopped(ends)
-        return {
-            topic: end
+    def moving(self, ends: Mapping[str, Any], found: Mapping[str, Bounds]) -> list[str]:
+        """The topics of an offset in JSON that were not read to their end."""
+        noted = self._noted()
+        return [
+            topic
             for topic, end in ends.items()
-            if (bounds := found.get(topic)) is not None
-            and (bounds.stop, bounds.epoch) == (end.offset, end.epoch)
-            and end.begin is None
-            and topic not in stopped
-        }
+            if (bounds := found.get(topic)) is None
+            or end != {"epoch": bounds.epoch, "offset": bounds.stop}
+            or topic in noted
+        ]
 
     def resumed(
         self,
@@ -294,13 +300,15 @@ class TopicPositions:
 
     def stopped(self, ends: Mapping[str, TopicOffset]) -> dict[str, StoppedTopic]:
         """The topics that a batch of the standard pipeline has left out."""
-        folder = self.options.stopped_in
-        noted = {} if folder is None else stopped_topics.read(folder)
         return {
             topic: one
-            for topic, one in noted.items()
+            for topic, one in self._noted().items()
             if topic in ends and ends[topic].epoch == one.epoch
         }
+
+    def _noted(self) -> Mapping[str, StoppedTopic]:
+        folder = self.options.stopped_in
+        return {} if folder is None else stopped_topics.read(folder)
 
     def kept(self, ends: Mapping[str, TopicOffset]) -> dict[str, TopicOffset]:
         """The offsets of topics that a plan leaves out: unchanged, or rewound."""

@@ -31,7 +31,13 @@ from polybus.log.history.parquet import timestamp_us_of
 from polybus.log.history.topic_history import ALWAYS, TimeRange
 from polybus.log.interface import Bounds
 from polybus.log.reading.pieces import ReadPlan
-from polybus.spark.checkpoint import StreamOffset, TopicOffset, from_json
+from polybus.spark.checkpoint import (
+    StreamOffset,
+    TopicOffset,
+    changed_topics,
+    from_json,
+    topics_in,
+)
 from polybus.spark.internals import FILTER_WORKER
 from polybus.spark.source.options import SourceOptions
 from polybus.spark.source.planning import partitions, read_partition
@@ -191,12 +197,14 @@ class PolybusStreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow
         self._target = self._positions.matching()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        positions, before = self._positions, from_json(start)
+        positions = self._positions
         held, every = positions.held, positions.matching()
         # Most of many topics have no new messages: these cost only a comparison each.
-        resting = positions.resting(before.topics, every)
-        moving = {topic: end for topic, end in before.topics.items() if topic not in resting}
-        fresh = {topic: bounds for topic, bounds in every.items() if topic not in resting}
+        ends = topics_in(start)
+        before = from_json(start, positions.moving(ends, every))
+        moving = before.topics
+        concerned = [*moving, *sorted(every.keys() - ends.keys())]
+        fresh = {topic: every[topic] for topic in concerned if topic in every}
         found = held.complete(fresh, moving)
         left_out = (held.texts.keys() - found.keys()) | self._options.left_out
         begun = positions.resumed(moving, found, left_out)
@@ -218,15 +226,18 @@ class PolybusStreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow
             topic: replaced(begin, offset=begin.offset + count) if count else begin
             for topic, begin in begun.items()
             # A topic without messages joins when it has some.
-            if (count := available[topic]) or topic in before.topics
+            if (count := available[topic]) or topic in moving
         }
         # Topics that are left out keep their offsets.
         staying = {one: end for one, end in moving.items() if one in left_out}
-        topics |= resting | positions.kept(staying)
+        topics |= positions.kept(staying)
         if any(available.values()):
             self._batch_at_s = monotonic()
         end = StreamOffset(self._options.group, topics, held.texts, stopped)
-        return start if end.is_at(before) else end.to_json()
+        if end.is_at(before):
+            return start
+        gone = moving.keys() - topics.keys()
+        return end.to_json({topic: at for topic, at in ends.items() if topic not in gone})
 
     def _stop_of(self, topic: str, begin: TopicOffset, bounds: Bounds) -> int:
         """Where the topic ends for now."""
@@ -249,13 +260,15 @@ class PolybusStreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow
 
     def reportLatestOffset(self) -> dict[str, Any]:
         topics = {
-            topic: TopicOffset(bounds.epoch, bounds.stop)
+            topic: {"epoch": bounds.epoch, "offset": bounds.stop}
             for topic, bounds in self._positions.matching().items()
         }
-        return StreamOffset(self._options.group, topics).to_json()
+        return {"group": self._options.group, "topics": topics}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[ds.InputPartition]:
-        begun, ended = from_json(start), from_json(end)
+        changed, known = changed_topics(start, end), topics_in(start)
+        begun = from_json(start, [topic for topic in changed if topic in known])
+        ended = from_json(end, changed)
         plans = []
         left_out = self._positions.stopped(ended.topics)
         for topic, stop in ended.topics.items():

@@ -46,6 +46,7 @@ from polybus.errors import StorageError, UsageError
 from polybus.lake import settings as pipeline_settings
 from polybus.lake.files import NewFile, new_path, note_of, write_file
 from polybus.lake.settings import PipelineSettings
+from polybus.lake.standard_tables import EXPECTATIONS, TABLES
 from polybus.lake.stopped import read as read_stopped
 from polybus.lake.stopped import still_stopped
 from polybus.lake.table import LakeTable, open_table
@@ -75,11 +76,10 @@ GROUP = "standard"
 LOOK_EVERY_S = 0.2
 # All user topics, and the system topics in which the bus reports deliveries, one of each account.
 PATTERN = r"\$events|(?!\$)(?!.*/\$(alerts|stats)$).*"
-TABLES = ("silver", "quarantine", "traffic", "top_senders", "deliveries", "recent_ids")
-EXPECTATIONS = "expectations"
 _ADVICE = (
-    "restore the checkpoint, or remove both the checkpoint and the tables "
-    f"{', '.join(TABLES)}, {EXPECTATIONS} and {PREFIX}TOPIC: they are then built again from the log"
+    "restore the checkpoint and the tables from one backup, or run polybus tables drop silver "
+    f"--rebuild: {', '.join(TABLES)}, {EXPECTATIONS} and {PREFIX}TOPIC are then built again from "
+    "the log"
 )
 _DAMAGED_ADVICE = (
     "if the batch is in silver already, all topics wait for it: restore the file from a backup, or "
@@ -513,10 +513,20 @@ def writer_of(checkpoint: Checkpoint) -> str:
 
 
 def check_tables(data: Path, writer: str, checkpoint: Checkpoint) -> None:
-    """Refuse tables that another checkpoint filled: they would get every message twice."""
-    standard = (open_table(data, name) for name in (*TABLES, EXPECTATIONS))
-    for table in (*standard, *typed_tables(data)):
+    """Refuse tables that another checkpoint filled, and others that are ahead of silver.
+
+    They would get every message twice, and silver would lack messages: every batch is in silver
+    before it is in any of these.
+    """
+    standard = {name: open_table(data, name) for name in (*TABLES, EXPECTATIONS)}
+    for table in (*standard.values(), *typed_tables(data)):
         writers = table.writers()
         if any(one.startswith(f"{GROUP}.decode:") and one != writer for one in writers):
             text = f"table {table.name} was filled from another checkpoint than {checkpoint.path}"
+            raise UsageError("pipeline.checkpoint", f"{text}; {_ADVICE}")
+    last = standard["silver"].last_batch(writer)
+    for name in ("quarantine", "traffic", "top_senders", "recent_ids", EXPECTATIONS):
+        batch = standard[name].last_batch(writer)
+        if batch is not None and (last is None or batch > last):
+            text = f"table silver lacks batch {batch} of {checkpoint.path}, which {name} has"
             raise UsageError("pipeline.checkpoint", f"{text}; {_ADVICE}")

@@ -160,8 +160,12 @@ class Groups:
 
     def __init__(self, rows: pa.Table, keys: Sequence[str]) -> None:
         self._rows = rows.combine_chunks()
-        groups = self._rows.select(list(keys)).to_pandas().groupby(list(keys), dropna=False)
-        self.ids: Ints = groups.ngroup().to_numpy().astype(np.int64)
+        self.ids: Ints = np.zeros(rows.num_rows, dtype=np.int64)
+        for key in keys:
+            ranks = pc.rank(self._rows[key], tiebreaker="dense").to_numpy().astype(np.int64)
+            # Of the rows in the same group so far, those with the same value of this key.
+            pairs = self.ids * (rows.num_rows + 1) + ranks
+            self.ids = np.unique(pairs, return_inverse=True)[1].astype(np.int64)
 
     def aggregate(self, how: Mapping[str, str]) -> dict[str, pa.ChunkedArray]:
         """Column → one value per group: its `sum`, `min`, `max`, or `first` or `last` non-null."""

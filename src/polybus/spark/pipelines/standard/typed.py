@@ -30,7 +30,8 @@ from polybus.errors import BusyError, PolybusError, StorageError, UsageError
 from polybus.lake.evolution import evolved, refused
 from polybus.lake.fields import TableFields, checked_fields, parsed_fields
 from polybus.lake.settings import PipelineSettings
-from polybus.lake.table import LakeTable, TableChange, open_table, table_names
+from polybus.lake.standard_tables import typed_names
+from polybus.lake.table import LakeTable, TableChange, open_table
 from polybus.lake.typed import (
     ABOUT,
     MESSAGE_COLUMNS,
@@ -50,9 +51,7 @@ Warn = Callable[[str, str | None], None]
 
 def typed_tables(data: Path) -> list[LakeTable]:
     """The tables of topics with a schema."""
-    names = [name for name in table_names(data) if name.startswith(PREFIX)]
-    tables = [open_table(data, name) for name in names]
-    return [table for table in tables if SCHEMA in table.settings]
+    return [open_table(data, name) for name in typed_names(data)]
 
 
 class TypedTables:
