@@ -92,8 +92,14 @@ def _wrong_bytes(part: bytes, chance: random.Random) -> bytes:
 # Valid frames.
 
 
+LOGINS_SHARE = 0.01
+"""A login that fails is slow, and those of an address wait for each other."""
+
+
 def boson_frame(chance: random.Random) -> Frame:
-    topic = chance.choice((b"alpha", b"beta?receipt=1", b"$subscribe", b"$unsubscribe", b"$login"))
+    topic = chance.choice((b"alpha", b"beta?receipt=1", b"$subscribe", b"$unsubscribe"))
+    if chance.random() < LOGINS_SHARE:
+        topic = b"$login"
     content = chance.choice(CONTENTS)
     flag = chance.choice((0, 0, 0, 1, 2, 3))
     return [

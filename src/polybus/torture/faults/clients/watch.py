@@ -15,8 +15,9 @@ from polybus.torture.report import Findings
 ANSWER_S_MAX = 1.0
 # One late answer may be caused by the machine, but not one this late.
 ONE_ANSWER_S_MAX = 5.0
-# A bus opens a few files at any time: a segment, a file of history, a connection of the probe.
-DESCRIPTORS_MORE_MAX = 16
+# A bus keeps up to 32 files of history open, which replays have read last, and opens a few at any
+# time: a segment, a file of history, a connection of the probe.
+DESCRIPTORS_MORE_MAX = 32 + 16
 SETTLE_S = 5.0
 PROBE_INTERVAL_S = 0.1
 # No other peer writes there: all of its messages are known.
