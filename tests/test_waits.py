@@ -28,6 +28,8 @@ ALLOWED = {
 COMPILED_WAIT = re.compile(
     r"\b(?:u|nano)?sleep\(|\b(?:p?poll|p?select|sem_(?:timed|clock)?wait|futex)\("
 )
+# On threads of their own.
+COMPILED_ALLOWED = {SOURCE / "log/journal/_writing.pyx"}
 EPOLL_TIMEOUT = re.compile(r"epoll_p?wait\([^)\n]*?, *([^,)\n]+)\)")
 
 
@@ -72,7 +74,8 @@ def test_no_method_that_waits_is_called_where_the_loop_runs() -> None:
 def test_no_compiled_module_waits() -> None:
     found = []
     paths = {*SOURCE.rglob("*.pyx"), *SOURCE.rglob("*.pxd")}
-    for path in sorted(paths):
+    assert paths >= COMPILED_ALLOWED
+    for path in sorted(paths - COMPILED_ALLOWED):
         for number, line in enumerate(path.read_text().splitlines(), 1):
             # A declaration of a C function names its types.
             timeouts = EPOLL_TIMEOUT.findall(line)
