@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 COMPILED := src/polybus/scan src/polybus/edges/http src/polybus/edges/tcp src/polybus/log/journal \
     src/polybus/services src/polybus/services/sessions
-SOURCES := $(foreach one,$(COMPILED),$(wildcard $(one)/*.px[yd])) src/polybus/scan/batch.py \
+SOURCES := $(foreach one,$(COMPILED),$(wildcard $(one)/*.pyx $(one)/*.pxd)) src/polybus/scan/batch.py \
     src/polybus/edges/tcp/handling.py src/polybus/edges/tcp/outbox.py \
     src/polybus/edges/tcp/pump.py src/polybus/edges/tcp/transport.py \
     src/polybus/log/journal/message.py src/polybus/edges/http/sending.py \

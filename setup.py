@@ -22,6 +22,7 @@ MODULES = [
     TCP / "pump.py",
     TCP / "transport.py",
     SOURCE / "polybus/edges/http/sending.py",
+    SOURCE / "polybus/log/journal/_writing.pyx",
     SOURCE / "polybus/log/journal/message.py",
     SESSIONS / "contents.py",
     SESSIONS / "delivery.py",

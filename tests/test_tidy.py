@@ -189,7 +189,8 @@ def prose(path: Path) -> str:
 
 def test_the_prose_has_standard_words() -> None:
     """Error texts, help, docstrings, comments and documents."""
-    texts = [*EVERYTHING, *sorted(SOURCE.rglob("*.px[yd]")), *sorted((ROOT / "docs").rglob("*.md"))]
+    texts = [*EVERYTHING, *sorted(SOURCE.rglob("*.p[xy][dx]"))]
+    texts += sorted((ROOT / "docs").rglob("*.md"))
     texts += [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
     texts += sorted((SOURCE / "edges" / "http" / "console").rglob("*.js"))
     phrases = re.compile(rf"\b(?:{'|'.join(UNIDIOMATIC)})\b")
@@ -297,7 +298,7 @@ def imports_of(name: str) -> set[str]:
 def compiled_imports() -> dict[str, set[str]]:
     """By module: what its C types, or its Cython source, import of the package."""
     found: dict[str, set[str]] = {}
-    for path in sorted(SOURCE.rglob("*.px[yd]")):
+    for path in sorted(SOURCE.rglob("*.p[xy][dx]")):
         name = module_name(path)
         imported = {one for one in COMPILED_IMPORT.findall(path.read_text()) if one != name}
         found[name] = found.get(name, set()) | imported

@@ -3,7 +3,8 @@
 `install` replaces the primitives by which Python changes a disk: `os.open`, `write`, `pwrite`,
 `writev`, `fsync`, `fdatasync`, `truncate`, `ftruncate`, `rename`, `replace`, `link`, `unlink`,
 `remove`, `mkdir`, `rmdir`; the log's `sync_file_system`; `open` with each `write` of its file;
-Parquet writers, which would write below Python; and the statements of SQLite that change its files.
+Parquet writers and the log's compiled writer, which would write below Python; and the statements of
+SQLite that change its files.
 `shutil.rmtree` and `pathlib` are made of these. A write happens under one lock, and before each one
 `before_write` is called.
 
@@ -19,18 +20,22 @@ SQLite syncs its files when it commits; every end leaves them as they are.
 from __future__ import annotations
 
 import builtins
+import errno
 import io
 import os
+import queue
 import sqlite3
 import stat
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pyarrow.parquet as pq
 
 from polybus.log import disk as log_disk
+from polybus.log.journal import direct
 
 End = Literal["kill", "cut", "torn"]
 Tree = dict[str, bytes | None]
@@ -40,6 +45,7 @@ ENDS_TRANSACTION = ("COMMIT", "ROLLBACK", "close")
 _OS = {name: getattr(os, name) for name in dir(os)}
 _OPEN = io.open
 _PARQUET_WRITER: Any = pq.ParquetWriter
+_WRITING: Any = direct._writing
 _SYNC_ALL = log_disk.sync_file_system
 _CONNECT: Any = sqlite3.connect
 
@@ -139,6 +145,7 @@ class WatchedDisk:
         log_disk.sync_file_system = self._sync_all
         builtins.open = io.open = self._open_file
         pq.ParquetWriter = _parquet_writer(_PARQUET_WRITER)
+        direct._writing = SimpleNamespace(Writer=_Writer, Alarm=_WRITING.Alarm)
         sqlite3.connect = self._connect(_CONNECT)
 
     def uninstall(self) -> None:
@@ -149,6 +156,7 @@ class WatchedDisk:
         log_disk.sync_file_system = _SYNC_ALL
         builtins.open = io.open = _OPEN
         pq.ParquetWriter = _PARQUET_WRITER
+        direct._writing = _WRITING
         sqlite3.connect = _CONNECT
         while self._removed:
             os.close(self._removed.pop())
@@ -297,6 +305,50 @@ class WatchedDisk:
             return connect(database, *arguments, factory=Connection, **named)
 
         return connected
+
+
+class _Writer:
+    """The `Writer` of the log's compiled module, in Python."""
+
+    def __init__(self, event: int) -> None:
+        self._event = event
+        self._todo: queue.SimpleQueue[tuple[int, int, Any, bytes] | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[int, int, int, float]] = queue.SimpleQueue()
+
+    def run(self) -> None:
+        while (job := self._todo.get()) is not None:
+            self._done.put(self._do(*job))
+            if job[3]:
+                os.eventfd_write(self._event, 1)
+
+    def _do(
+        self, file: int, index: int, message: Any, records: bytes
+    ) -> tuple[int, int, int, float]:
+        errors = [0, 0, 0]
+        steps: list[Callable[[], Any]] = (
+            [lambda: os.write(file, message)] if len(message) else [int]
+        )
+        if records:
+            steps += [lambda: os.fdatasync(file), lambda: os.write(index, records)]
+        for at, step in enumerate(steps):
+            try:
+                step()
+            except OSError as error:
+                errors[at] = error.errno or errno.EIO
+                break
+        return errors[0], errors[1], errors[2], 0.0
+
+    def begin(self, file: int, index: int, message: Any, records: bytes) -> None:
+        self._todo.put((file, index, message, records))
+
+    def is_done(self) -> bool:
+        return not self._done.empty()
+
+    def result(self) -> tuple[int, int, int, float]:
+        return self._done.get()
+
+    def stop(self) -> None:
+        self._todo.put(None)
 
 
 class _RawFile(io.FileIO):

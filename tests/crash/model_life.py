@@ -109,6 +109,9 @@ class SteppedCommitter(Committer):
         self.loop.call_later(self.delay_s + (0 if urgent else COMMIT_DELAY_S), self._step)
         return ticket
 
+    def _gather(self) -> None:
+        """What is queued waits for the loop's timer alone."""
+
     def _step(self) -> None:
         try:
             self._round()
@@ -157,7 +160,7 @@ class Life:
             held_from=lambda topic: self.services.consumers.held_from(topic),
         )
         module: Any = files
-        original, module.Committer = module.Committer, make
+        original, module.DirectCommitter = module.DirectCommitter, make
         try:
             self.log = FileLog(
                 self.data,
@@ -169,7 +172,7 @@ class Life:
                 maintenance=False,
             )
         finally:
-            module.Committer = original
+            module.DirectCommitter = original
         self.bus = bus = Bus(self.log, clock_us=self._clock)
         self.context = Context(
             bus=bus,

@@ -5,6 +5,7 @@ import contextlib
 import errno
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -248,6 +249,9 @@ class Node:
         self.data = Path(config.data)
         self._open_log = open_log
         self._run_note = RunFile(self.data)
+        self._watched = -1
+        self._taking_thread = 0
+        """The thread that takes results of the log now: it may give receipts at once."""
         self._early: list[object] = []
         """Messages that arrived before the log was open."""
 
@@ -260,25 +264,7 @@ class Node:
             StorageError: the data folder cannot be used.
         """
         loop = asyncio.get_running_loop()
-
-        def in_loop(callback: Callable[..., None], *arguments: object) -> None:
-            try:
-                loop.call_soon_threadsafe(callback, *arguments)
-            except RuntimeError:
-                # The loop is closed, so there is no waiter.
-                pass
-
-        # The log calls the first two only after an append: `tcp` exists by then.
-        callbacks = LogCallbacks(
-            on_durable=lambda ticket: in_loop(self._settle, ticket),
-            on_failed=lambda error: in_loop(self.context.durability.on_failed, error),
-            on_frozen=lambda topic: in_loop(self._tell_frozen, topic),
-            held_from=self._held_from,
-            on_arrived=lambda arrival: in_loop(self._arrive, arrival),
-            on_refused=lambda batch, error: in_loop(self._refuse_late, (batch, error)),
-            on_topic=lambda topic, exists: in_loop(self._topic_changed, topic, exists),
-            on_shared=lambda batches: in_loop(self._cluster_table.arrive, batches),
-        )
+        callbacks = self._log_callbacks(loop)
         check_copied(self.data)
         self._cluster_table = ClusterTable(loop, secrets.token_hex(4))
         open_it = self._open_log or open_log
@@ -301,6 +287,7 @@ class Node:
             await self.services.start()
             for name in self._log.frozen:
                 self._tell_frozen(name)
+            self._watch(loop)
             self._http_edge.start()
             self.addresses = await self.server.start()
             await self.server.listen_for_admin(self._run_note.socket)
@@ -311,6 +298,46 @@ class Node:
             else:
                 await asyncio.to_thread(self._log.close)
             raise
+
+    def _log_callbacks(self, loop: asyncio.AbstractEventLoop) -> LogCallbacks:
+        def in_loop(callback: Callable[..., None], *arguments: object) -> None:
+            try:
+                loop.call_soon_threadsafe(callback, *arguments)
+            except RuntimeError:
+                # The loop is closed, so there is no waiter.
+                pass
+
+        def on_durable(ticket: int) -> None:
+            if threading.get_ident() == self._taking_thread:
+                self._settle(ticket)
+            else:
+                in_loop(self._settle, ticket)
+
+        # The log calls the first two only after an append: `tcp` exists by then.
+        return LogCallbacks(
+            on_durable=on_durable,
+            on_failed=lambda error: in_loop(self.context.durability.on_failed, error),
+            on_frozen=lambda topic: in_loop(self._tell_frozen, topic),
+            held_from=self._held_from,
+            on_arrived=lambda arrival: in_loop(self._arrive, arrival),
+            on_refused=lambda batch, error: in_loop(self._refuse_late, (batch, error)),
+            on_topic=lambda topic, exists: in_loop(self._topic_changed, topic, exists),
+            on_shared=lambda batches: in_loop(self._cluster_table.arrive, batches),
+        )
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Take the log's results on the loop, so that receipts do not wait for another thread."""
+        if isinstance(self._log, FileLog):
+            self._watched = self._log.watch()
+            if self._watched >= 0:
+                loop.add_reader(self._watched, self._take_results, self._log)
+
+    def _take_results(self, log: FileLog) -> None:
+        self._taking_thread = threading.get_ident()
+        try:
+            log.take_results()
+        finally:
+            self._taking_thread = 0
 
     def _settle(self, ticket: int) -> None:
         # Send receipts at once. After another turn of the loop the committer may hold the
@@ -432,6 +459,8 @@ class Node:
         self._events.close()
         self.accounts.close()
         await self.services.close()
+        if self._watched >= 0:
+            asyncio.get_running_loop().remove_reader(self._watched)
         await asyncio.to_thread(self._log.close)
 
     def _tell_frozen(self, topic: str) -> None:

@@ -40,6 +40,18 @@ class DiskFile:
             self._bytes += written
             view = view[written:]
 
+    @property
+    def descriptor(self) -> int:
+        """For writing at the end with C functions; then call `appended`."""
+        return self._descriptor
+
+    def appended(self, size: int) -> None:
+        self._bytes += size
+
+    def is_drop_due(self) -> bool:
+        """Whether the next sync drops bytes from the page cache."""
+        return self._bytes - CACHED_BYTES_MAX - self._dropped_bytes >= DROP_STEP_BYTES
+
     def sync(self) -> None:
         """Make everything appended so far survive a power cut."""
         # Bytes appended from here on may miss this fsync, so they must stay in the cache.

@@ -24,7 +24,8 @@ from polybus.log.history.manifest import HistoryLock, is_lost
 from polybus.log.history.topic_history import TopicHistory
 from polybus.log.interface import LogCallbacks
 from polybus.log.journal import floor as floors
-from polybus.log.journal.committer import NEVER, Committer
+from polybus.log.journal.committer import NEVER
+from polybus.log.journal.direct import DirectCommitter
 from polybus.log.journal.recovery import (
     Recovered,
     orphan_keys,
@@ -91,7 +92,7 @@ class FileLog(TopicStore[TopicLog]):
         self._undeleted: set[Path] = set()
         """Segments that are handed over; the disk has failed to delete all of their files."""
         self._shared = JournalTopics(self._topics, self._owners, self._callbacks.on_frozen)
-        self._journal = Committer(
+        self._journal = DirectCommitter(
             journal_folder(data),
             durability=durability,
             settings=journal,
@@ -305,6 +306,16 @@ class FileLog(TopicStore[TopicLog]):
             "fsync_duration_seconds": ("Fsyncs of the journal.", self._journal.sync_times),
             "durable_latency_seconds": (durable, self._journal.durable_times),
         }
+
+    def watch(self) -> int:
+        """A descriptor; call `take_results` on the bus's thread when it is readable, until `close`.
+
+        -1 if there is nothing to watch. Receipts then take less time (log/journal/direct.py).
+        """
+        return self._journal.watch()
+
+    def take_results(self) -> None:
+        self._journal.take_results()
 
     def read(self, topic: str, offset: int, *, bytes_max: int = 1 << 20) -> list[Batch]:
         log = self._log_of(topic)

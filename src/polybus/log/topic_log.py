@@ -2,7 +2,7 @@
 
 The tail has the batches that are not written yet, and recent ones within the log's limit.
 Ownership: `stop` and the right end of `tail` belong to the thread of the bus; `places` (the
-commits) and the left end of `tail` belong to the committer, under the log's lock. A batch is in
+commits) and the left end of `tail` belong to the journal, under the log's lock. A batch is in
 `places` before it leaves `tail`, so a reader that looks at the tail first and at `places` second
 never finds a gap.
 """

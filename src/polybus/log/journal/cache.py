@@ -23,7 +23,7 @@ class RecentBatches:
     """The batches written last, over all topics: each stays in its topic's tail while they fit.
 
     All batches of a socket read share its memory, so they are dropped together. Only the
-    committer's thread uses this.
+    journal's writer uses this, under the lock of the topics.
     """
 
     def __init__(self, *, bytes_max: int) -> None:

@@ -6,6 +6,8 @@ during a sync form the next commit.
 
     queued → (commit_bytes, commit_delay_ms, or urgent) → written → synced → indexed → durable
 
+log/journal/direct.py takes small commits from this thread.
+
 With durability "fsync" every commit is synced before the next; with "interval" the commits of
 `fsync_interval_ms` are synced together on a second thread while commits continue. Written batches
 are released from memory. When the disk fails, the committer accepts nothing more, and every second
@@ -19,9 +21,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from polybus import config, scan
 from polybus.batch import Batch
@@ -60,6 +62,18 @@ class Written(NamedTuple):
     weight: int
     tickets: int
     appended_us: int
+
+
+class Running(Protocol):
+    """A sync on another thread."""
+
+    def done(self) -> bool: ...
+
+    def result(self) -> bool | None:
+        """Wait for its end; whether the commits are in the index, too. Raises OSError."""
+
+    def exception(self) -> BaseException | None:
+        """Wait for its end, whatever it is."""
 
 
 class AutoResetEvent:
@@ -117,7 +131,7 @@ class Committer:
         self._ticket = 0
         self._appended_bytes = 0
         self._urgent = False
-        # Written by the committer.
+        # Written by who has `_turn`.
         self.durable = 0
         self.sync_times = Timings()
         self.durable_times = Timings()
@@ -129,7 +143,7 @@ class Committer:
         self._groups: deque[tuple[list[Batch], int]] = deque()
         self._unsynced: list[Written] = []
         self._syncing: list[Written] = []
-        self._sync_running: Future[None] | None = None
+        self._sync_running: Running | None = None
         self._sync_thread = ThreadPoolExecutor(1, thread_name_prefix="polybus-sync")
         self._commit = 0
         self._gather_until: float | None = None
@@ -139,6 +153,7 @@ class Committer:
         self._writer: SegmentWriter | None = None
         self._wake_up = AutoResetEvent()
         self._settled = threading.Condition()
+        self._turn = threading.Lock()
         self._flush = 0
         self._seal_wanted = False
         self._closing = False
@@ -182,9 +197,17 @@ class Committer:
             or self._appended_bytes - self._taken_bytes >= self._wake_at
             or time.monotonic() >= self._due_at
         ):
-            self._wake_at = NEVER
-            self._wake_up.set()
+            if not self._commit_here():
+                self._wake()
         return self._ticket
+
+    def _commit_here(self) -> bool:
+        """Begin the commit that is due on this thread; False if the committer's must do it."""
+        return False
+
+    def _wake(self) -> None:
+        self._wake_at = NEVER
+        self._wake_up.set()
 
     def sync(self) -> None:
         """Block until everything appended so far is durable. Raises StorageError if it fails."""
@@ -215,15 +238,19 @@ class Committer:
             self._closing = True
             self._wake_up.set()
             self._thread.join()
-            self._sync_thread.shutdown()
+            self._end_threads()
             if self._writer is not None:
                 self._writer.close()
+
+    def _end_threads(self) -> None:
+        self._sync_thread.shutdown()
 
     # On the committer's thread.
 
     def _run(self) -> None:
         while self._wait():
-            self._round()
+            with self._turn:
+                self._round()
 
     def _round(self) -> None:
         try:
@@ -234,30 +261,30 @@ class Committer:
                 self._recovered()
                 # Health is restored even if nothing was waiting to be written.
                 _tell(self._callbacks.on_durable, self.durable)
-        except OSError as error:
-            self._fail(storage_error(error, "the journal cannot be written"))
         except Exception as error:
-            # A bug must not end the thread silently: receipts would stop without an error.
-            logger.exception("the committer failed")
-            self._fail(StorageError("log.failed", f"the committer failed: {error!r}"))
+            self._fail_of(error)
 
     def _wait(self) -> bool:
         """Sleep until there is work; False on close."""
         while not self._closing:
-            self._wake_up.clear()
-            if self._queue and self._gather_until is None:
-                self._gather()
-            is_idle = self._gather_until is None
-            self._due_at = math.inf if self._gather_until is None else self._gather_until
-            self._wake_at = 1 if is_idle else self._settings.commit_bytes
-            if is_idle and self._queue:
-                continue
-            timeout_s = self._due_in_s()
-            if timeout_s is not None and timeout_s <= 0:
-                break
+            with self._turn:
+                self._wake_up.clear()
+                if self._queue and self._gather_until is None:
+                    self._gather()
+                is_idle = self._gather_until is None
+                self._due_at = math.inf if self._gather_until is None else self._gather_until
+                self._wake_at = 1 if is_idle else self._settings.commit_bytes
+                if is_idle and self._queue:
+                    continue
+                timeout_s = self._due_in_s()
+                if timeout_s is not None and timeout_s <= 0:
+                    break
             self._wake_up.wait(timeout_s)
         self._wake_at = NEVER
         return not self._closing
+
+    def _gathering_is_over(self) -> bool:
+        return self._gather_until is not None and time.monotonic() >= self._gather_until
 
     def _gather(self) -> None:
         self._gather_until = time.monotonic() + self._settings.commit_delay_ms / 1000
@@ -292,13 +319,14 @@ class Committer:
     def _work(self) -> None:
         if self._writer is None or self._writer.ended:
             self._roll()
-        self._urgent = False
-        self._take()
-        if self._groups:
-            # More will probably follow. Polling after the delay is cheaper than being woken.
-            self._gather()
-        else:
-            self._gather_until = None
+        if self._gather_until is None or self._commit_wanted() or self._gathering_is_over():
+            self._urgent = False
+            self._take()
+            if self._groups:
+                # More will probably follow. Polling after the delay is cheaper than being woken.
+                self._gather()
+            else:
+                self._gather_until = None
         while self._groups:
             self._write(*self._groups[0])
             self._groups.popleft()
@@ -317,16 +345,26 @@ class Committer:
     def _write(self, batches: list[Batch], weight: int) -> None:
         writer = self._writer
         assert writer is not None
-        synced = self._commit - 1 - len(self._syncing) - len(self._unsynced)
-        pieces, topics = self._encoder.encode(self._commit, synced, batches, mark=writer.mark)
+        pieces, entry = self._encode(writer, batches)
         if not self._unsynced:
             self._synced_at = time.monotonic()
-        position = writer.append(*pieces)
-        entry = CommitEntry(self._commit, position, writer.bytes - position, topics)
+        writer.append(*pieces)
         self._shared.add(writer.path, entry, batches)
-        self._unsynced.append(Written(entry, weight, len(batches), batches[0].timestamp_us))
+        self._unsynced.append(self._count_written(entry, weight, batches))
+
+    def _encode(
+        self, writer: SegmentWriter, batches: list[Batch]
+    ) -> tuple[list[memoryview], CommitEntry]:
+        """The next commit, at the end of the segment; its bytes are valid until the one after."""
+        synced = self._commit - 1 - len(self._syncing) - len(self._unsynced)
+        pieces, topics = self._encoder.encode(self._commit, synced, batches, mark=writer.mark)
+        size = sum([piece.nbytes for piece in pieces])
+        return pieces, CommitEntry(self._commit, writer.bytes, size, topics)
+
+    def _count_written(self, entry: CommitEntry, weight: int, batches: list[Batch]) -> Written:
         self._released_bytes += weight
         self._commit += 1
+        return Written(entry, weight, len(batches), batches[0].timestamp_us)
 
     def _sync_if_due(self) -> None:
         if self._sync_running is not None and self._sync_running.done():
@@ -339,9 +377,13 @@ class Committer:
             unsynced_bytes = sum([one.weight for one in self._unsynced])
             if not self._groups or unsynced_bytes >= UNSYNCED_BYTES_MAX:
                 self._sync()
-        elif self._sync_running is None and self._unsynced:
-            if time.monotonic() >= self._synced_at + self._settings.fsync_interval_ms / 1000:
-                self._begin_sync()
+        elif self._unsynced and self._interval_is_over():
+            self._begin_sync()
+
+    def _interval_is_over(self, within_s: float = 0.0) -> bool:
+        """Whether the next sync on the other thread is due, or will be soon."""
+        due_at = self._synced_at + self._settings.fsync_interval_ms / 1000
+        return self._sync_running is None and time.monotonic() + within_s >= due_at
 
     def _sync(self) -> None:
         """Make everything written durable before this returns."""
@@ -359,18 +401,28 @@ class Committer:
         if here:
             self._writer.sync()
         else:
-            self._sync_running = self._sync_thread.submit(self._writer.sync)
-            self._sync_running.add_done_callback(lambda _: self._wake_up.set())
+            self._sync_running = self._submit_sync(self._writer)
+
+    def _submit_sync(self, writer: SegmentWriter) -> Running:
+        running = self._sync_thread.submit(writer.sync)
+        running.add_done_callback(lambda _: self._wake_up.set())
+        return running
 
     def _end_sync(self) -> None:
         """Index the synced commits and report them as durable. Raises the OSError of the sync."""
         assert self._writer is not None
+        is_indexed: bool | None = False
         if self._sync_running is not None:
             running, self._sync_running = self._sync_running, None
-            running.result()
+            is_indexed = running.result()
         took_s = time.monotonic() - self._synced_at
         synced, self._syncing = self._syncing, []
-        self._writer.index([one.entry for one in synced])
+        if not is_indexed:
+            self._writer.index([one.entry for one in synced])
+        self._announce(synced, took_s)
+
+    def _announce(self, synced: list[Written], took_s: float) -> None:
+        """Report commits as durable that are synced and indexed."""
         self.durable += sum([one.tickets for one in synced])
         # Before a receipt is sent: a peer that then sends more must not be refused.
         self._recovered()
@@ -415,7 +467,7 @@ class Committer:
     def _repair(self) -> None:
         """After a failure: cut off a partial write, and write unsynced commits again."""
         if self._sync_running is not None:
-            wait([self._sync_running])
+            self._sync_running.exception()
             self._sync_running = None
         self._unsynced = self._syncing + self._unsynced
         self._syncing = []
@@ -426,6 +478,14 @@ class Committer:
         if self.failure is not None:
             logger.warning("the journal can be written again")
             self.failure = None
+
+    def _fail_of(self, error: Exception) -> None:
+        if isinstance(error, OSError):
+            self._fail(storage_error(error, "the journal cannot be written"))
+        else:
+            # A bug must not end the thread silently: receipts would stop without an error.
+            logger.error("the committer failed", exc_info=error)
+            self._fail(StorageError("log.failed", f"the committer failed: {error!r}"))
 
     def _fail(self, failure: StorageError) -> None:
         self._retry_at = time.monotonic() + RETRY_S

@@ -328,6 +328,41 @@ class SegmentWriter:
         self.bytes += sum([memoryview(piece).nbytes for piece in pieces])
         return position
 
+    @property
+    def descriptor(self) -> int:
+        """For appending a commit elsewhere, which `wrote` counts when it has succeeded."""
+        return self._file.descriptor
+
+    def wrote(self, size: int) -> None:
+        self._file.appended(size)
+        self.bytes += size
+
+    def can_sync_elsewhere(self) -> bool:
+        """Whether a sync is no more than that, and the index only needs to be appended to."""
+        return not (self._index_is_torn or self._unindexed or self._file.is_drop_due())
+
+    def begin_sync_elsewhere(self) -> int:
+        """Return the index's descriptor, for appending records after a sync.
+
+        Until `synced` is called, a later write of the index cuts them off.
+        """
+        self._index_is_torn = True
+        return self._index.descriptor
+
+    def synced(self, stop: int, entries: list[CommitEntry], records: bytes | None) -> None:
+        """Everything up to byte `stop` was synced elsewhere, and these commits' records appended.
+
+        None if they could not be appended.
+        """
+        self.synced_bytes = stop
+        if records is None:
+            self.index(entries)
+            return
+        self.commit_count += len(entries)
+        self._index.appended(len(records))
+        self._index_bytes += len(records)
+        self._index_is_torn = False
+
     def sync(self) -> None:
         # Another thread may append commits meanwhile; these are not durable yet.
         written_bytes = self.bytes

@@ -57,11 +57,18 @@ class JournalTopics:
         if self._is_open:
             self._on_frozen(topic)
 
-    def add(self, segment: Path, entry: CommitEntry, batches: list[Batch]) -> None:
-        """A commit can be read from its segment; it is not durable yet."""
-        with self.lock:
+    def add(
+        self, segment: Path, entry: CommitEntry, batches: list[Batch], *, wait: bool = True
+    ) -> bool:
+        """A commit can be read from its segment. Without `wait`, False if a reader has the lock."""
+        if not self.lock.acquire(blocking=wait):
+            return False
+        try:
             scan.add_places(entry.topics, self.topics, segment, entry.position, entry.size)
             self._recent.keep(batches, self.topics)
+        finally:
+            self.lock.release()
+        return True
 
     def seal(self, segment: Path) -> None:
         # Maintenance is not woken: under full load a segment fills every second, and the hand-over
