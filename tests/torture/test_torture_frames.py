@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+import threading
 
 import pytest
 
@@ -115,10 +116,23 @@ def test_datagrams_count_when_they_were_read() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as bus:
         bus.bind(("127.0.0.1", 0))
         port = bus.getsockname()[1]
-        assert fuzz._datagrams(port) == (0, 0)
+        assert fuzz._unread("udp", port) == (0, 0)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer:
             peer.sendto(b"hello", ("127.0.0.1", port))
-        waiting_bytes, dropped = fuzz._datagrams(port)
+        waiting_bytes, dropped = fuzz._unread("udp", port)
         assert waiting_bytes > 0 and dropped == 0
         bus.recv(10)
-        assert fuzz._datagrams(port) == (0, 0)
+        assert fuzz._unread("udp", port) == (0, 0)
+
+
+def test_connections_are_read_until_the_bus_has_all_that_they_sent() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as bus:
+        port = bus.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as peer, bus.accept()[0] as connected:
+            peer.sendall(b"hello")
+            assert fuzz._unread("tcp", port) == (5, 0)
+            late = threading.Timer(2 * fuzz.CLOSE_S_MAX, connected.recv, (10,))
+            late.start()
+            fuzz._read_to_end([peer], port)
+            assert fuzz._unread("tcp", port) == (0, 0)
+            late.join()

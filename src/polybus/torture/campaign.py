@@ -103,7 +103,7 @@ FAULTS = {
         fuzz_round,
         8000,
         "Mutated frames for each parser of a live bus",
-        0.0002,
+        0.0003,
         per_round_max=160_000,
         unchecked=_NO_SESSION,
     ),

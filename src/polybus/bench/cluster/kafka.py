@@ -1,10 +1,14 @@
 """confluent-kafka, Kafka's own client for Python, with the same brokers; and reading a whole topic.
 
-Its producer waits for the same replicas as a receipt does (acks=all, idempotent, LZ4). Reading
-begins at the first message, at a node that has nothing of the topic in memory.
+Its producer waits for the same replicas as a receipt does (acks=all, idempotent, LZ4), and sends
+records like those of a node: with the same two headers, and with payloads that differ as those of
+the generator do. Reading begins at the first message, at a node that has nothing of the topic in
+memory.
 """
 
+import base64
 import importlib.util
+import itertools
 import os
 import socket
 import time
@@ -26,6 +30,9 @@ WHO = "confluent-kafka"
 MISSING = f"{NOT_INSTALLED}: pip install confluent-kafka"
 TOPIC = "bench.0000"
 PAYLOAD_BYTES = 100
+PAYLOADS = 4096
+"""As many as the generator has: LZ4 finds none of them twice in its window."""
+HEADERS = [("protocol", b"boson"), ("sender", b"bench")]
 BLOCK = 10_000
 READ_BYTES = 1 << 20
 READ_RATE_MIN = 3e6
@@ -75,12 +82,12 @@ def _produce(brokers: KafkaBrokers, run_s: float) -> float:
         acknowledged += 1
 
     producer = Producer({"bootstrap.servers": servers, **PRODUCER})
-    value = _payload()
+    values = itertools.cycle([_payload() for _ in range(PAYLOADS)])
     began_s = time.perf_counter()
     while time.perf_counter() - began_s < run_s:
-        for _ in range(1000):
+        for value in itertools.islice(values, 1000):
             try:
-                producer.produce(name, value, on_delivery=count)
+                producer.produce(name, value, headers=HEADERS, on_delivery=count)
             except BufferError:
                 producer.poll(0.01)
         producer.poll(0)
@@ -121,7 +128,8 @@ def run_count(rounds: int) -> int:
 
 
 def _payload() -> bytes:
-    return os.urandom(PAYLOAD_BYTES // 2).hex().encode()
+    # 64 letters, as those of the generator.
+    return base64.b64encode(os.urandom(PAYLOAD_BYTES * 3 // 4))
 
 
 def _fill(port: int, messages: int) -> None:
