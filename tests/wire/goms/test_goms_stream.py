@@ -318,7 +318,7 @@ def test_a_datagram_holds_whole_objects() -> None:
 
 
 def test_a_large_payload_ends_with_its_datagram() -> None:
-    """Nothing that comes later could end it, and its sender would wait for ever."""
+    """Nothing that comes later could end it, and its sender would wait forever."""
     large = b'{"messagetype":"send","topics":["a"],"data":"' + b"x" * 500
     limits = Limits(inline_bytes_max=100)
     for end in (b"", b'"', b"\\", b'"} {'):
