@@ -34,7 +34,7 @@ COMMANDS = (
     "polybus topics list",
     "polybus graph",
 )
-NUMBER = re.compile(r"[0-9][0-9.,:]*( ?(k|M|G|T)?B| ?(s|min|m|h|d))?\b")
+NUMBER = re.compile(r"[0-9][0-9.,:]*( ?([KMGT]i)?B| ?(s|min|m|h|d))?\b")
 RENEW = "docs/img/terminal.svg shows what a command no longer writes: run make screenshots"
 TYPED_S, READ_S, END_S = 1.2, 1.0, 5.0
 LINE_PX, CHARACTER_PX = 18, 8.4

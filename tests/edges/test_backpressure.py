@@ -142,7 +142,8 @@ async def test_drop_oldest_keeps_the_newest_and_tells_how_many_went(protocol: st
     if protocol == "goms":
         lines = [json.loads(one) for one in bytes(said).splitlines()[:-1]]
         got = [int(one["data"].split()[0]) for one in lines if one["messagetype"] == "message"]
-        told = [int(one["error"].split()[0]) for one in lines if one["messagetype"] == "error"]
+        errors = [one["error"] for one in lines if one["messagetype"] == "error"]
+        told = [int(error.removeprefix("outbox.dropped: ").split()[0]) for error in errors]
         got.append(sent - 1)
     else:
         got, told = [], []

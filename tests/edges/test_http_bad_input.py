@@ -200,15 +200,17 @@ async def test_a_json_bomb_is_400_at_once_and_nothing_of_it_counts(path: str, bo
         assert len(http.node.services.inboxes) == 1
 
 
-async def test_a_number_that_no_computer_counts_with_is_passed_on_as_it_is() -> None:
+async def test_a_number_as_long_as_allowed_is_delivered_as_it_is_and_a_longer_one_is_not() -> None:
     async with http_bus() as http:
         key = await http.open_session()
-        body = b'[["t",%b]]' % (b"9" * 1_000_000)
+        statuses = []
+        for digits in (300, 301):
+            body = b'[["t",%b]]' % (b"9" * digits)
+            answer = await http.client.post(f"/v1/sessions/{key}/packs", content=body)
+            statuses.append(answer.status_code)
 
-        answer = await http.client.post(f"/v1/sessions/{key}/packs", content=body)
-
-        assert answer.status_code == 202
-        assert (await http.poll(key)).content == b'{"1":%b}' % body
+        assert statuses == [202, 400]
+        assert (await http.poll(key)).content == b'{"1":[["t",%b]]}' % (b"9" * 300)
 
 
 async def test_a_pack_as_deep_as_allowed_is_delivered_and_one_deeper_is_not() -> None:

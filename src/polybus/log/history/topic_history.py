@@ -130,9 +130,10 @@ def _row_groups(metadata: Any, offset: int, wanted: FileRange) -> Iterator[tuple
 def _times_of(group: Any) -> tuple[int, int]:
     """The earliest and the latest timestamp of a row group, from its statistics."""
     found = group.column(SCHEMA.names.index("timestamp")).statistics
-    if found is None:
+    if found is None or not found.has_min_max:
         return ALWAYS.since_us, ALWAYS.until_us
-    return parquet.timestamp_us_of(found.min), parquet.timestamp_us_of(found.max)
+    # As stored, in microseconds: for `min` and `max` pyarrow imports pandas.
+    return found.min_raw, found.max_raw
 
 
 _checked: LruCache[tuple[Path, str], tuple[int, int]] = LruCache(_CHECKED_MAX)
