@@ -21,6 +21,7 @@ from pump_kit import name_of, peers, pump, send_together, sockets_of, stored, tr
 from polybus import scan
 from polybus.edges.node import Node
 from polybus.edges.tcp import pump as installed
+from polybus.edges.tcp import window
 from polybus.edges.tcp.connection import Connection
 from polybus.testing import ScriptedPeer, run_bus
 
@@ -192,21 +193,93 @@ async def test_a_writer_of_single_messages_is_gathered_and_who_sends_seldom_neve
 
 
 @pytest.mark.usefixtures("gathers_soon")
-async def test_who_waits_for_each_receipt_beside_a_flood_is_gathered_and_gets_them_all() -> None:
-    """Its second message of a tick waits for the end of the tick, and no longer than the flood."""
+async def test_who_waits_for_each_receipt_beside_a_flood_is_gathered_once_and_gets_all() -> None:
+    """Its second message of a tick waits for the end of the tick; that brought one, so no more."""
     async with run_bus("news", "calm", durability="memory") as node, peers(node, 2) as found:
         _, busy = transports_of(node, found)
-        was_gathered = False
+        number = 0
+
+        async def ask() -> None:
+            nonlocal number
+            await found[1].send(frame(f"calm?receipt={number}", b""))
+            assert (await found[1].read_frame())[1].startswith(b"%d " % number)
+            number += 1
+
         async with flooding(node, found):
             async with asyncio.timeout(TIMEOUT_S):
-                number = 0
-                while number < 50 or not was_gathered:
-                    await found[1].send(frame(f"calm?receipt={number}", b""))
-                    assert (await found[1].read_frame())[1].startswith(b"%d " % number)
-                    was_gathered = was_gathered or busy.is_gathering
-                    number += 1
+                while not busy.is_gathering:
+                    await ask()
+            await until(lambda: not busy.is_gathering)
+            for _ in range(50):
+                await ask()
+                assert not busy.is_gathering
         await until(lambda: not busy.is_gathering)
         assert node.bus.log.bounds("calm").stop == number
+
+
+def receive_bytes(transport: Any) -> int:
+    found: int = transport.socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+    return found
+
+
+@pytest.mark.usefixtures("gathers_soon")
+async def test_a_writer_of_single_messages_has_a_narrow_window_until_it_writes_much_at_once(
+    pump: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with run_bus("news", durability="memory") as node, peers(node, 1) as found:
+        (transport,) = transports_of(node, found)
+        first_bytes = receive_bytes(transport)
+        async with flooding(node, found):
+            assert receive_bytes(transport) == 2 * window.NARROW_BYTES < first_bytes
+        monkeypatch.setattr(pump, "BULK_BYTES", 1 << 20)
+        bulk = frame("news", b"x" * 1000) * 2000
+        await found[0].send(bulk + frame("news?receipt=1", b""))
+        await found[0].read_frame()
+        assert receive_bytes(transport) > first_bytes
+        assert node.bus.log.bounds("news").stop > 2000
+
+
+@pytest.mark.usefixtures("gathers_soon")
+async def test_a_window_that_was_large_is_narrowed_less_so_that_packets_fit() -> None:
+    """A peer sends nothing below half of the largest window, but for a probe every 200 ms."""
+    async with run_bus("news", durability="memory") as node, peers(node, 1) as found:
+        (transport,) = transports_of(node, found)
+        bulk = frame("news", b"x" * 1000) * 20_000
+        await found[0].send(bulk + frame("news?receipt=1", b""))
+        await found[0].read_frame()
+        stop = node.bus.log.bounds("news").stop
+        messages = 20_000
+        single = frame("news", b"y")
+
+        def flood() -> None:
+            with socket.socket(fileno=os.dup(sockets_of(found)[0].fileno())) as raw:
+                raw.setblocking(True)
+                for _ in range(messages):
+                    raw.sendall(single)
+
+        # Two hundred probes would take as long as forty seconds.
+        async with asyncio.timeout(TIMEOUT_S):
+            await asyncio.to_thread(flood)
+            await until(lambda: node.bus.log.bounds("news").stop == stop + messages)
+        assert transport.is_narrow
+        assert receive_bytes(transport) == 2 * window.NARROW_BYTES_MAX
+
+
+def test_a_peer_of_another_machine_keeps_its_window() -> None:
+    """A narrow window would slow it down by the time to it and back."""
+
+    class FarSocket(socket.socket):
+        def getpeername(self) -> Any:
+            return "192.0.2.7", 4000
+
+        def getsockname(self) -> Any:
+            return "192.0.2.8", 55545
+
+    with FarSocket() as far, socket.socket(socket.AF_UNIX) as nameless:
+        for one in (far, nameless):
+            before = one.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+            window.narrow(one)
+            assert one.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) == before
 
 
 async def test_layers_and_other_protocols_share_a_turn_with_plain_frames() -> None:

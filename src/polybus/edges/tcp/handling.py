@@ -174,9 +174,11 @@ class ReadHandler:
             drop(transport)
             return stop, []
         if transport.is_gathering or stop - start < SMALL_READ_BYTES:
-            self.small_messages += sum([len(batch) for batch in batches])
+            transport.messages = sum([len(batch) for batch in batches])
+            self.small_messages += transport.messages
         if stop - start >= SMALL_READ_BYTES:
-            transport.small_reads = 0
+            if not transport.is_gathering:
+                transport.small_reads = 0
         elif batches and transport.small_reads < SMALL_READS_MIN:
             transport.small_reads += 1
         elif batches:

@@ -40,7 +40,9 @@ cdef class Pump:
     cpdef _gather(self)
     cdef _next_tick(self, double now_s)
     cdef bint _are_many(self) except -1
+    cdef bint _should_wait(self, SocketTransport transport) except -1
     cdef _wait_for_tick(self, SocketTransport transport)
+    cdef _widen_for_bulk(self, SocketTransport transport, Py_ssize_t got)
     @cython.locals(transport=SocketTransport, are_many=bint)
     cdef _continue_gathering(self, list sockets)
     @cython.locals(

@@ -18,9 +18,11 @@ that are larger still, as long as each takes less than READ_S_MAX to handle.
 
 Peers that write single messages as fast as they can make the pump read them one by one, and each
 write wakes it: that costs both sides more than the message. So when more than SMALL_MESSAGES_MAX
-came in small reads within a tick (GATHER_S), a socket that was read in this tick is read again at
-its end. The first message of each peer in a tick is read at once, and no peer waits below 150,000
-single writes a second. Peers that write much at once are never made to wait.
+came in small reads within a tick (GATHER_S), the socket of such a peer that was read in this tick
+is read again at its end, and gets a TCP window that it fills meanwhile (window.py). The first
+message of each peer in a tick is read at once, and no peer waits below 150,000 single writes a
+second. A peer whose wait brought no second message, such as one that waits for answers, is not made
+to wait again soon. Peers that write much at once never wait.
 
 Backpressure: a socket that is not read from, or that takes no more bytes, is out of the epoll, or
 only watched for what it lacks. An exception that a connection does not handle is a bug of ours; it
@@ -46,8 +48,9 @@ if not cython.compiled:
     from polybus.edges.tcp.handling import ReadHandler, drop
     from polybus.edges.tcp.sockets_py import READABLE, WRITABLE, Readiness, receive
     from polybus.edges.tcp.transport import SocketTransport
+from polybus.edges.tcp import window
 from polybus.edges.tcp.buffers import ReadBuffers
-from polybus.edges.tcp.handling import SMALL_READ_BYTES
+from polybus.edges.tcp.handling import SMALL_READ_BYTES, SMALL_READS_MIN
 
 if TYPE_CHECKING:
     from polybus.batch import Buffer
@@ -66,10 +69,12 @@ SHARED_S = 0.01
 READ_S_MAX = 0.025
 """How long the messages of one read may take."""
 CARRY_BYTES_MAX = 64 << 10
-GATHER_S = 1e-3
-SMALL_MESSAGES_MAX = 150
+GATHER_S = 2e-3
+SMALL_MESSAGES_MAX = 300
 GATHERS_MAX = 64
 """After this many ticks in a row a socket is watched again: its peer may write more at once now."""
+BULK_BYTES = 8 << 20
+"""So much without a wait means that a peer writes much at once: a send buffer holds less."""
 # Small reads are copied, so that few messages do not keep a read buffer alive.
 SMALL_BYTES = 128 << 10
 CHUNK_BYTES = 8 << 10
@@ -186,9 +191,11 @@ class Pump:
             got = self._read(transport)
             if got > 0:
                 if got < SMALL_READ_BYTES:
-                    if self._are_many() and transport.tick == self._tick:
+                    if self._are_many() and self._should_wait(transport):
                         self._wait_for_tick(transport)
                     transport.tick = self._tick
+                elif transport.is_narrow:
+                    self._widen_for_bulk(transport, got)
                 if self._is_full():
                     # Not in the next pass, which would begin with the same sockets.
                     self._handle_pieces()
@@ -245,13 +252,29 @@ class Pump:
         """Whether this tick has brought many single messages."""
         return self._handler.small_messages > SMALL_MESSAGES_MAX
 
+    def _should_wait(self, transport: SocketTransport) -> bool:
+        """Whether its peer writes single messages, more than one in a tick."""
+        is_single = transport.small_reads >= SMALL_READS_MIN
+        return is_single and transport.exempt_until <= self._tick == transport.tick
+
     def _wait_for_tick(self, transport: SocketTransport) -> None:
         """Read a socket again when the tick ends."""
         transport.is_gathering = True
         transport.watch()
+        transport.large_bytes = 0
+        if not transport.is_narrow:
+            transport.is_narrow = True
+            window.narrow(transport.socket)
         if not self._gathering:
             self.loop.call_later(GATHER_S, self._gather)
         self._gathering.append(transport)
+
+    def _widen_for_bulk(self, transport: SocketTransport, got: int) -> None:
+        """Give a peer that writes much at once a large window again."""
+        transport.large_bytes += got
+        if transport.large_bytes > BULK_BYTES:
+            transport.is_narrow = False
+            window.widen(transport.socket)
 
     def _gather(self) -> None:
         """A tick has ended: read what peers that write single messages have sent meanwhile."""
@@ -263,6 +286,7 @@ class Pump:
         try:
             for transport in sockets:
                 transport.tick = self._tick
+                transport.messages = 0
                 if transport.may_read():
                     if self._is_full():
                         self._handle_pieces()
@@ -282,12 +306,14 @@ class Pump:
         are_many = self._are_many()
         for transport in sockets:
             transport.gathers += 1
-            if are_many and transport.gathers < GATHERS_MAX and transport.may_read():
+            if transport.messages < 2:
+                transport.exempt_until = self._tick + GATHERS_MAX
+            elif are_many and transport.gathers < GATHERS_MAX and transport.may_read():
                 self._gathering.append(transport)
-            else:
-                transport.gathers = 0
-                transport.is_gathering = False
-                transport.watch()
+                continue
+            transport.gathers = 0
+            transport.is_gathering = False
+            transport.watch()
         if self._gathering:
             self.loop.call_later(GATHER_S, self._gather)
 

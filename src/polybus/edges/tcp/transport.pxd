@@ -32,7 +32,11 @@ cdef class SocketTransport:
     cdef public long long tick
     cdef public bint is_gathering
     cdef public int gathers
+    cdef public Py_ssize_t messages
+    cdef public long long exempt_until
     cdef public int small_reads
+    cdef public Py_ssize_t large_bytes
+    cdef public bint is_narrow
     cdef bint _is_reading
     cdef bint _has_ended
     cdef bint _ends_output

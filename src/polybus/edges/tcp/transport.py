@@ -88,7 +88,8 @@ class SocketTransport:
         taker: gets reads before the connection, and takes those that it can handle.
         read_bytes: how much the pump reads at once.
         watched: what the epoll watches for.
-        is_gathering, gathers, small_reads, tick: the pump's, for peers that write single messages.
+        exempt_until, gathers, is_gathering, is_narrow, large_bytes, messages, small_reads, tick:
+            the pump's, for peers that write single messages.
     """
 
     __slots__ = (
@@ -101,11 +102,15 @@ class SocketTransport:
         "_loop",
         "_readiness",
         "_waiting",
+        "access",
         "connection",
+        "exempt_until",
         "fd",
         "gathers",
         "is_gathering",
-        "access",
+        "is_narrow",
+        "large_bytes",
+        "messages",
         "plain",
         "read_bytes",
         "small_reads",
@@ -142,7 +147,14 @@ class SocketTransport:
         self.tick = 0
         self.is_gathering = False
         self.gathers = 0
+        # How many messages the last read at the end of a tick had, and the tick before which it is
+        # not waited for again, because it had not even two.
+        self.messages = 0
+        self.exempt_until = 0
+        # Small reads in a row; the bytes of other reads while its peer has a narrow window.
         self.small_reads = 0
+        self.large_bytes = 0
+        self.is_narrow = False
         self._is_reading = True
         self._has_ended = False
         self._ends_output = False
