@@ -1,19 +1,21 @@
 """Publishing with receipts through one node and through several, over one topic and over many."""
 
+import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from polybus.bench import generator
-from polybus.bench.brokers import BenchBroker, RunningBroker
+from polybus.bench import BenchError, generator
+from polybus.bench.brokers import HOST, BenchBroker, RunningBroker
 from polybus.bench.cluster import jetstream, kafka, starting
 from polybus.bench.measure import DEADLINE_EXTRA_S, Bench
 from polybus.bench.measure import run_count as scenario_runs
 from polybus.bench.report import BenchFigure, Target, figures_of
 from polybus.bench.scenarios import PROBE_RATE_PER_S, RECEIPTS, Entry, Metric, Scenario
 from polybus.testing.kafka import KafkaBrokers
+from polybus.wire import boson_frames
 
 NODE = Entry(broker="node")
 JETSTREAM = Entry(broker="jetstream")
@@ -21,12 +23,17 @@ TOPIC_COUNTS = (10, 100, 1000)
 NODE_COUNTS = (2, 3)
 PRODUCE_RATIO = 2.0
 RECEIPT_US_MAX = 6_000
+MANY_RECEIPTS = replace(RECEIPTS, receipts=131_072)
+"""More unanswered than on one machine: brokers answer after milliseconds, so few would be the
+limit. confluent-kafka's producer may have a million."""
+FIRST = b"first message"
+FIRST_TIMEOUT_S = 60.0
 
 
 def _receipts(topics: int, *peers: Entry, limit: float | None = None) -> Scenario:
     word = "topic" if topics == 1 else "topics"
     title = f"receipts through one node, {topics:,} {word}"
-    load = replace(RECEIPTS, topics=topics)
+    load = replace(MANY_RECEIPTS, topics=topics)
     return Scenario(f"cluster-topics-{topics}", title, load, (NODE, *peers), limit=limit)
 
 
@@ -60,6 +67,8 @@ class NodeBench(Bench):
     ) -> dict[str, Any]:
         if outcome.entry.broker == "jetstream":
             more = (*more, "--replicas", str(jetstream.SERVERS))
+        else:
+            _send_first(server.port, load.topics)
         # Not super(): a dataclass with slots is another class than the one of this method.
         return Bench.generate(self, server, scenario, outcome, load, *more)
 
@@ -122,7 +131,7 @@ def rate_of_nodes(bench: Bench, brokers: KafkaBrokers, count: int) -> float:
 
     def drive(number: int, server: RunningBroker) -> dict[str, Any]:
         arguments = [
-            *RECEIPTS.arguments(),
+            *MANY_RECEIPTS.arguments(),
             *("--protocol", "boson", "--port", str(server.port)),
             *("--first-topic", str(number), "--duration-s", str(bench.run_s)),
         ]
@@ -136,9 +145,28 @@ def rate_of_nodes(bench: Bench, brokers: KafkaBrokers, count: int) -> float:
         starting.running_nodes(bench, brokers, topics, count) as (servers, _),
         ThreadPoolExecutor(count) as threads,
     ):
+        _send_first(servers[0].port, count)
         samples = list(threads.map(drive, range(count), servers))
     delivered = sum(sample["delivered"] for sample in samples)
     return float(delivered / max(sample["seconds"] for sample in samples))
+
+
+def _send_first(port: int, topics: int) -> None:
+    """Send a message to each topic, and wait until all have been delivered.
+
+    Kafka takes seconds until the replicas of many new topics follow their leaders.
+    """
+    names = [f"bench.{number:04d}" for number in range(topics)]
+    said = bytearray()
+    with socket.create_connection((HOST, port), FIRST_TIMEOUT_S) as peer:
+        peer.sendall(boson_frames.encode_subscribe(dict.fromkeys(names, "latest"), tell=False))
+        for name in names:
+            peer.sendall(boson_frames.encode_publish(name, [FIRST]))
+        while said.count(FIRST) < topics:
+            said += (more := peer.recv(1 << 16))
+            if not more or b"$error" in said:
+                text = bytes(said[-100:])
+                raise BenchError(f"the node did not deliver the first messages: {text!r}")
 
 
 def run_count(rounds: int) -> int:

@@ -120,9 +120,10 @@ cdef class Writer:
         if self._write_error or not self._is_synced:
             return
         began_ns = now_ns()
-        if fdatasync(self._file) != 0:
-            self._sync_error = errno
-            return
+        while fdatasync(self._file) != 0:
+            if errno != EINTR:
+                self._sync_error = errno
+                return
         self._sync_ns = now_ns() - began_ns
         self._index_error = write_all(self._index, &self._records)
 

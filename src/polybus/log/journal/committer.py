@@ -269,6 +269,9 @@ class Committer:
         while not self._closing:
             with self._turn:
                 self._wake_up.clear()
+                if self._closing:
+                    # What was cleared may have been the call of `close`.
+                    break
                 if self._queue and self._gather_until is None:
                     self._gather()
                 is_idle = self._gather_until is None
@@ -301,13 +304,17 @@ class Committer:
             if now >= self._gather_until:
                 return 0.0
             due.append(self._gather_until + GRACE * self._settings.commit_delay_ms / 1000)
+        interval_s = self._settings.fsync_interval_ms / 1000
         if self._sync_running is not None:
             if self._sync_running.done() or self._flush > self.durable:
                 return 0.0
+            if self._unsynced:
+                # Their sync comes next. The end of this one may wake only a loop that is blocked.
+                due.append(now + max(interval_s, 0.001))
         elif self._unsynced:
             if self._flush > self.durable:
                 return 0.0
-            due.append(self._synced_at + self._settings.fsync_interval_ms / 1000)
+            due.append(self._synced_at + interval_s)
         if self._writer is not None and self._writer.commit_count:
             due.append(self._opened_at + self._settings.segment_age_s)
         return min(due) - now if due else None

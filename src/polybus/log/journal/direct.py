@@ -14,6 +14,7 @@ sealing. It does all of it unless the log has the real disk, the compiled module
 watches the eventfd.
 """
 
+import contextlib
 import importlib
 import os
 import threading
@@ -31,6 +32,8 @@ from polybus.scan import plain
 
 SMALL_BYTES = 64 << 10
 """Up to this much the thread of the bus encodes a commit itself."""
+UNPLACED_MAX = 64
+"""With this many commits that a reader keeps from being placed, the committer waits for it."""
 
 
 def _load() -> Any:
@@ -127,6 +130,9 @@ class DirectCommitter(Committer):
                 self._end()
             if isinstance(self._sync_running, _Sync) and self._sync_running.done():
                 self._end_sync()
+                if self._unsynced:
+                    # When the committer's thread fell asleep, their sync could not be due yet.
+                    self._wake_up.set()
         except Exception as error:
             self._fail_of(error)
             self._wake()
@@ -168,12 +174,15 @@ class DirectCommitter(Committer):
         pieces, entry = self._encode(writer, self._groups[0][0])
         if len(self._groups) > 1 or len(pieces) > 1:
             return False
-        batches, weight = self._groups.popleft()
+        batches, weight = self._groups[0]
         records, index = b"", -1
         if self._each_synced:
             records, index = _records_of([entry]), writer.begin_sync_elsewhere()
+        begun = _Begun(batches, weight, entry, records)
+        # An error until here leaves the batches in `_groups`, from where the repair writes them.
         by.begin(writer.descriptor, index, pieces[0], records)
-        self._begun = _Begun(batches, weight, entry, records)
+        self._begun = begun
+        self._groups.popleft()
         if is_gathering:
             self._gather()
             self._due_at = self._gather_until or 0.0
@@ -197,6 +206,7 @@ class DirectCommitter(Committer):
             or self._seal_wanted
             or self._closing
             or self._roll_is_due()
+            or len(self._unplaced) >= UNPLACED_MAX
         )
 
     def _can_sync(self, writer: SegmentWriter) -> bool:
@@ -250,12 +260,16 @@ class DirectCommitter(Committer):
 
     def _repair(self) -> None:
         if self._begun is not None:
-            self._end()
+            # What it could not write or sync is queued for this repair and what follows it.
+            with contextlib.suppress(OSError):
+                self._end()
         super()._repair()
 
     def _due_in_s(self) -> float | None:
         is_awaited = self._begun is not None and self._flush > self.durable
-        return 0.0 if self._are_left or is_awaited else super()._due_in_s()
+        # After a failure only the next repair is due.
+        is_due = self.failure is None and (self._are_left or is_awaited)
+        return 0.0 if is_due else super()._due_in_s()
 
     def _end_threads(self) -> None:
         super()._end_threads()
