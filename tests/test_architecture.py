@@ -56,6 +56,12 @@ def quoted(name: str) -> str:
     return found[1].strip()
 
 
+def test_pyarrow_is_required_in_a_version_that_works_without_numpy() -> None:
+    """The bus blocks numpy in its process; only pyarrow 17 and earlier cannot do without it."""
+    [wanted] = [one for one in PYPROJECT["project"]["dependencies"] if one.startswith("pyarrow")]
+    assert int(wanted.removeprefix("pyarrow>=").split(".")[0]) >= 18
+
+
 def headings(text: str) -> list[str]:
     return re.findall(r"^## (.*)", text, re.MULTILINE)
 

@@ -143,6 +143,18 @@ def test_a_number_that_is_none_is_no_limit(tmp_path: Path, number: str) -> None:
         config_file.load(tmp_path / "config.toml", {})
 
 
+@pytest.mark.parametrize("age", ["1e10", "10000000000", "1e300"])
+def test_an_age_may_be_so_large_that_it_means_forever(tmp_path: Path, age: str) -> None:
+    retention = f"[retention]\nage-s = {age}\nhold-age-s = {age}\n"
+    more = f'[system]\nretention-age-s = {age}\n[[topics]]\nname = "t"\nretention.age-s = {age}\n'
+    (tmp_path / "config.toml").write_text(retention + more)
+    found = config_file.load(tmp_path / "config.toml", {})
+    assert (found.retention.age_s, found.system.retention_age_s) == (float(age), float(age))
+    (tmp_path / "config.toml").write_text("[retention]\nage-s = inf\n")
+    with pytest.raises(ConfigError, match="retention.age-s is inf"):
+        config_file.load(tmp_path / "config.toml", {})
+
+
 def test_a_file_that_is_not_there_or_not_json_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"absent\.json"):
         config_file.load(tmp_path / "absent.json", {})

@@ -21,6 +21,11 @@ def test_columns_have_names_and_types() -> None:
     )
 
 
+def test_a_timestamp_without_time_zone_has_the_type_that_spark_gives_it() -> None:
+    assert columns_of("a TIMESTAMP WITHOUT TIME ZONE")[0].type == ColumnType("timestamp_ntz")
+    assert columns_of("a TIMESTAMP WITH LOCAL TIME ZONE")[0].type == ColumnType("timestamp")
+
+
 def test_the_fields_of_a_struct_are_the_columns() -> None:
     assert columns_of("STRUCT<a: INT>") == columns_of("a INT")
 
@@ -32,6 +37,9 @@ def test_the_fields_of_a_struct_are_the_columns() -> None:
         "a void, b time(3), c timestamp_ltz, d timestamp without time zone",
         "a string collate UNICODE, b varchar(3), c character(3)",
         'a int -- x\n, b /* y */ byte comment "x"',
+        "a TIMESTAMP(6), b TIMESTAMP_NTZ(6), c TIMESTAMP_LTZ(6)",
+        "a STRING COLLATE system.builtin.UNICODE, b INT COMMENT r'x\\', c INT COMMENT 'x' 'y'",
+        "a INT /* /* */ */, `\xe9` INT, 1a INT, b TIMESTAMP WITH LOCAL TIME ZONE",
     ],
 )
 def test_what_spark_accepts_is_accepted(schema: str) -> None:
@@ -56,6 +64,17 @@ def test_what_spark_accepts_is_accepted(schema: str) -> None:
         ("id INT(3)", "id: INT must have no numbers"),
         ("id VARCHAR", "id: VARCHAR must have 1 numbers"),
         ("id DECIMAL(10,2", r"id: \) is missing"),
+        ("a DECIMAL(50,2)", r"a: DECIMAL: the number 50 must be 0 to 38"),
+        ("a DECIMAL(3,5)", "a: DECIMAL: more digits follow the point than there are"),
+        ("a TIMESTAMP(3)", "a: TIMESTAMP: the number 3 must be 6"),
+        ("a VARCHAR(x)", "a: VARCHAR: 'x' is not a number"),
+        ("\xe9 INT", "write the name \xe9 in backquotes"),
+        ("1e5 INT", "write the name 1e5 in backquotes"),
+        ("a TIMESTAMP WITH TIME ZONE", "a: after TIMESTAMP, write WITHOUT TIME ZONE or WITH LOCAL"),
+        ("a INTERVAL DAY TO", "a: no smaller unit follows DAY TO"),
+        ("a STRING COLLATE", "a: the name after COLLATE is missing"),
+        ("a INT /* x", "a: , is missing: '/\\*' follows"),
+        ("a " + "ARRAY<" * 10_000, "its types are nested too deep"),
         ("STRUCT<a: INT> x", "'x' follows the last column"),
         ("", "a column is missing"),
         ("`a'b` INT", "contains a quote"),

@@ -186,6 +186,15 @@ class Limits(Settings, frozen=True):
     """Sign-ups from all addresses in an hour."""
 
 
+AGE_S_MAX = 9e12
+"""A greater age is taken for this one, 285,000 years: in microseconds it still fits 64 bits."""
+
+
+def age_us(age_s: float) -> int:
+    """An age in microseconds. Any greater one than AGE_S_MAX means forever, too."""
+    return int(min(age_s, AGE_S_MAX) * 1_000_000)
+
+
 class Retention(Settings, frozen=True):
     """When the history of a topic is removed. If unset, history is kept forever."""
 

@@ -6,6 +6,7 @@ by msgspec; `check` has what types cannot express.
 
 import os
 import re
+import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,6 +37,7 @@ KAFKA = "kafka://"
 KAFKA_PREFIX = re.compile(r"[A-Za-z0-9._-]{0,60}")
 BROKER = re.compile(r"[^\s/,@:?#]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}")
 HOST_NAME = re.compile(r"[^:/\[\]*\s]+|\[?[0-9A-Fa-f:.]+\]?")
+_AGES = ("age_s", "hold_age_s", "retention_age_s")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
 _KEY = re.compile(r"[a-z][a-z0-9-]*(?:\[\d+\])?(?:\.[a-z][a-z0-9-]*)*(?=[ :.])")
 _PARTS = re.compile(r"[a-z][a-z0-9-]*|\[\d+\]")
@@ -141,7 +143,7 @@ def check(config: Config) -> None:
 
 def check_numbers(group: Settings, key: str) -> None:
     """Raises ConfigError `config.range` if a number is not positive, or no thread can wait for that
-    number of seconds.
+    number of seconds. Nobody waits for an age: a large one means forever.
     """
     for field in msgspec.structs.fields(group):
         value = getattr(group, field.name)
@@ -151,8 +153,9 @@ def check_numbers(group: Settings, key: str) -> None:
         if not value > 0:
             text = f"{key}.{field.encode_name} is {value}; it must be greater than 0"
             raise ConfigError("config.range", text)
-        if isinstance(value, float) and value > TIMEOUT_MAX:
-            text = f"{key}.{field.encode_name} is {value}; it must be at most {TIMEOUT_MAX:.0f}"
+        most = sys.float_info.max if field.name in _AGES else TIMEOUT_MAX
+        if isinstance(value, float) and value > most:
+            text = f"{key}.{field.encode_name} is {value}; it must be at most {most:.10g}"
             raise ConfigError("config.range", text)
 
 

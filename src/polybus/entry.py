@@ -26,7 +26,9 @@ def main() -> Any:
         signal.signal(signal.SIGTERM, _end_well)
     from polybus.cli import main as commands
 
-    commands.imported = _imported
+    # `tail` asks the bus first, and sets its own handlers when it begins to read.
+    if verb != ["tail"]:
+        commands.imported = _imported
     return commands()
 
 

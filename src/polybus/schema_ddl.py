@@ -22,19 +22,32 @@ TYPES = {
 }
 """Spark's words for types, and the one of each type."""
 _TOKEN = re.compile(
-    r"(?:\s|--[^\n]*|/\*.*?\*/)*"
-    r"""(`(?:[^`]|``)*`|'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.)*"|\w+|[<>(),:]|\Z|.)""",
+    r"[ \t-\r\xa0\u1680\u2000-\u200a\u2028\u202f\u205f\u3000]+|--(?:\\\n|[^\r\n])*"
+    r"""|(`(?:[^`]|``)*`|[rR]'[^']*'|[rR]"[^"]*"|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\w+|.)""",
     re.DOTALL,
 )
+"""Spaces and comments that end with their line, or a token."""
+_COMMENT_MARK = re.compile(r"/\*(?!\+)|\*/")
+_NUMBER = re.compile(r"[0-9]+(?:[lsy]|(?:e[0-9]+)?(?:f|d|bd)?)", re.IGNORECASE)
+"""Spark reads such a word as a number; another word may begin with digits."""
 _QUOTES = frozenset("'\"\\`")
-_INTERVAL = ("year", "month", "day", "hour", "minute", "second", "to")
-_ZONE = ("with", "without", "local", "time", "zone")
+_ZONES = {
+    "timestamp": (("without", "time", "zone"), ("with", "local", "time", "zone")),
+    "time": (("without", "time", "zone"),),
+}
+_INTERVALS = (("year", "month"), ("day", "hour", "minute", "second"))
 _NOT_IN_TABLES = ("geography", "geometry", "interval", "time", "void")
 _ARGUMENTS = {
     **{"char": (1, 1), "varchar": (1, 1), "decimal": (0, 2), "time": (0, 1)},
-    **{"geometry": (1, 1), "geography": (1, 1)},
+    **{"timestamp": (0, 1), "timestamp_ntz": (0, 1), "geometry": (1, 1), "geography": (1, 1)},
 }
 """How many arguments a type needs, and how many it takes at most; others take none."""
+_LENGTH_MAX = 2**31 - 1
+_NUMBERS = {
+    **{"char": (0, _LENGTH_MAX), "varchar": (0, _LENGTH_MAX), "decimal": (0, 38), "time": (0, 9)},
+    **{"timestamp": (6, 6), "timestamp_ntz": (6, 6)},
+}
+"""The least and the greatest number in the parentheses of a type."""
 
 
 class ColumnType(NamedTuple):
@@ -56,7 +69,10 @@ def columns_of(schema: str) -> tuple[Column, ...]:
     reader = _Columns(schema)
     # Spark takes STRUCT<…> as the list of its fields.
     is_struct = reader.peek(0).lower() == "struct" and reader.peek(1) == "<"
-    found = reader.type("").fields if is_struct else reader.columns("", "")
+    try:
+        found = reader.type("").fields if is_struct else reader.columns("", "")
+    except RecursionError:
+        raise ValueError("its types are nested too deep") from None
     if reader.peek(0):
         raise ValueError(f"{reader.peek(0)!r} follows the last column")
     if len(found) > COLUMNS_MAX:
@@ -69,7 +85,7 @@ def columns_of(schema: str) -> tuple[Column, ...]:
 
 class _Columns:
     def __init__(self, text: str) -> None:
-        self._tokens = [match[1] for match in _tokens(text)]
+        self._tokens = list(_tokens(text))
         self._at = 0
 
     def peek(self, ahead: int) -> str:
@@ -81,8 +97,10 @@ class _Columns:
         found = []
         while True:
             name = self._take()
-            if not re.match(r"[\w`]", name):
+            if not re.match(r"\w+$|`", name):
                 raise ValueError(f"{path or 'the schema'}: a column is missing before {name!r}")
+            if name[0] != "`" and (not name.isascii() or _NUMBER.fullmatch(name)):
+                raise ValueError(f"{path or 'the schema'}: write the name {name} in backquotes")
             name = name[1:-1].replace("``", "`") if name[0] == "`" else name
             if self.peek(0) == ":":
                 self._take()
@@ -116,15 +134,13 @@ class _Columns:
             self._expect(">", path)
             return ColumnType(name, inside=tuple(inside))
         arguments = self._arguments(path)
-        least, most = _ARGUMENTS.get(name, (0, 0))
-        if not least <= len(arguments) <= most:
-            raise ValueError(f"{path}: {word} must have {most or 'no'} numbers in parentheses")
-        if name in ("time", "timestamp", "interval"):
-            while self.peek(0).lower() in (_INTERVAL if name == "interval" else _ZONE):
-                self._take()
-        if self.peek(0).lower() == "collate":
-            self._take()
-            self._take()
+        _check_arguments(path, word, name, arguments)
+        if name == "interval":
+            self._skip_interval(path)
+        if self._skip_zone(path, word) == "without" and name == "timestamp":
+            name = "timestamp_ntz"
+        if name in ("string", "char", "varchar") and self.peek(0).lower() == "collate":
+            self._skip_collation(path)
         return ColumnType(name, arguments)
 
     def _arguments(self, path: str) -> tuple[str, ...]:
@@ -137,6 +153,43 @@ class _Columns:
                 raise ValueError(f"{path}: ) is missing")
         return tuple(found)
 
+    def _skip_interval(self, path: str) -> None:
+        """YEAR, DAY TO SECOND: units of one kind, the greater one first."""
+        for units in _INTERVALS:
+            if self.peek(0).lower() in units:
+                greater = self._take().lower()
+                if self.peek(0).lower() == "to":
+                    self._take()
+                    if self._take().lower() not in units[units.index(greater) + 1 :]:
+                        raise ValueError(f"{path}: no smaller unit follows {greater.upper()} TO")
+                return
+
+    def _skip_collation(self, path: str) -> None:
+        """COLLATE name; which names there are is not checked, as most are languages."""
+        self._take()
+        parts = [self._take()]
+        while self.peek(0) == ".":
+            self._take()
+            parts.append(self._take())
+        is_short = len(parts) == 1
+        is_long = [one.lower() for one in parts[:-1]] == ["system", "builtin"]
+        if not (is_short or is_long) or not re.match(r"\w+$|`", parts[-1]):
+            raise ValueError(f"{path}: the name after COLLATE is missing, or has other parts")
+
+    def _skip_zone(self, path: str, word: str) -> str:
+        """The first word of WITHOUT TIME ZONE or WITH LOCAL TIME ZONE; empty if there is none."""
+        first = self.peek(0).lower()
+        # Only the words TIMESTAMP and TIME take one: TIMESTAMP_LTZ does not.
+        phrases = _ZONES.get(word.lower(), ())
+        if not phrases or first not in ("with", "without"):
+            return ""
+        for phrase in phrases:
+            if all(self.peek(at).lower() == one for at, one in enumerate(phrase)):
+                self._at += len(phrase)
+                return first
+        known = " or ".join(" ".join(phrase).upper() for phrase in phrases)
+        raise ValueError(f"{path}: after {word}, write {known} or nothing")
+
     def _skip_options(self, path: str) -> None:
         """NOT NULL, COMMENT 'text'."""
         if self.peek(0).lower() == "not":
@@ -145,8 +198,16 @@ class _Columns:
                 raise ValueError(f"{path}: NULL is missing after NOT")
         if self.peek(0).lower() == "comment":
             self._take()
-            if self._take()[:1] not in ("'", '"'):
+            if not self._skip_text():
                 raise ValueError(f"{path}: the text of COMMENT is missing")
+            while self._skip_text():
+                pass
+
+    def _skip_text(self) -> bool:
+        """Skip one string; Spark takes several as one."""
+        is_text = self.peek(0)[-1:] in ("'", '"') and len(self.peek(0)) > 1
+        self._at += is_text
+        return is_text
 
     def _take(self) -> str:
         self._at += 1
@@ -159,5 +220,43 @@ class _Columns:
             raise ValueError(f"{path}: {token} is missing: {what}")
 
 
-def _tokens(text: str) -> Iterator[re.Match[str]]:
-    return (match for match in _TOKEN.finditer(text) if match[1])
+def _check_arguments(path: str, word: str, name: str, arguments: tuple[str, ...]) -> None:
+    least, most = _ARGUMENTS.get(name, (0, 0))
+    if not least <= len(arguments) <= most:
+        raise ValueError(f"{path}: {word} must have {most or 'no'} numbers in parentheses")
+    if name in ("geometry", "geography") and arguments[0].lower() == "any":
+        return
+    for one in arguments:
+        if not (one.isascii() and one.isdigit()):
+            raise ValueError(f"{path}: {word}: {one[:40]!r} is not a number")
+        low, high = _NUMBERS.get(name, (0, _LENGTH_MAX))
+        # The length is judged first: Python refuses to convert very long numbers.
+        if len(one.lstrip("0")) > len(str(high)) or not low <= int(one) <= high:
+            must = f"{low}" if low == high else f"{low} to {high}"
+            raise ValueError(f"{path}: {word}: the number {one[:40]} must be {must}")
+    if name == "decimal" and len(arguments) == 2 and int(arguments[1]) > int(arguments[0]):
+        raise ValueError(f"{path}: {word}: more digits follow the point than there are")
+
+
+def _tokens(text: str) -> Iterator[str]:
+    at = 0
+    while at < len(text):
+        if text.startswith("/*", at) and not text.startswith("/*+", at):
+            at = _comment_end(text, at)
+            if not at:
+                yield "/*"
+                return
+        elif match := _TOKEN.match(text, at):
+            at = match.end()
+            if match[1]:
+                yield match[1]
+
+
+def _comment_end(text: str, at: int) -> int:
+    """Where the comment ends that begins here, which may contain others; 0 if it does not end."""
+    depth = 0
+    for mark in _COMMENT_MARK.finditer(text, at):
+        depth += 1 if mark[0] == "/*" else -1
+        if depth == 0:
+            return mark.end()
+    return 0

@@ -15,7 +15,10 @@ from topics_kit import publish
 
 from polybus import config_file
 from polybus.cli import sql, tables, topics  # noqa: F401
-from polybus.lake.table import open_table
+from polybus.config import Config, DeclaredTopic
+from polybus.lake import settings as pipeline_settings
+from polybus.lake.table import open_table, table_names
+from polybus.log import delta
 from polybus.log.disk import FileLock
 
 
@@ -89,6 +92,27 @@ def test_a_table_is_removed_while_no_pipeline_runs(tmp_path: Path) -> None:
     assert refused.returncode == 1 and b"pipeline.running" in refused.stderr
     assert b"removed silver_orders" in polybus(*drop).stdout and not table.path.exists()
     assert b"lake.unknown" in polybus(*drop).stderr
+
+
+def test_a_rebuild_never_removes_a_table_that_may_be_the_users_own(tmp_path: Path) -> None:
+    publish(tmp_path, "orders", [b"{}"])
+    drop = ("tables", "drop", "silver", "--rebuild", "--yes", "--json", "--data", str(tmp_path))
+    for name in ("silver", "silver_orders", "silver_mine"):
+        for batch in range(2):
+            table = open_table(tmp_path, name)
+            table.append(pa.table({"id": [1]}), writer="w", batch_id=batch)
+    broken = [open_table(tmp_path, name).folder for name in ("silver_orders", "silver_mine")]
+    for folder in broken:
+        delta.version_path(folder, 1).rename(folder / "aside")
+    declared = Config(topics=[DeclaredTopic(name="orders", schema="id BIGINT")])
+    pipeline_settings.write(tmp_path, declared)
+    refused = polybus(*drop)
+    assert refused.returncode == 1 and b"lake.damaged: table silver_mine" in refused.stderr
+    assert table_names(tmp_path) == ["silver", "silver_mine", "silver_orders"]
+    (broken[1] / "aside").rename(delta.version_path(broken[1], 1))
+    # A topic with a schema has the name of the other one, so it is the pipeline's.
+    assert json.loads(polybus(*drop).stdout)["tables"] == ["silver", "silver_orders"]
+    assert table_names(tmp_path) == ["silver_mine"]
 
 
 def test_a_table_keeps_its_versions_for_the_given_hours(tmp_path: Path) -> None:

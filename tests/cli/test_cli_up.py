@@ -233,6 +233,21 @@ def test_a_pipeline_that_was_stopped_stays_so_until_it_is_started(tmp_path: Path
         assert up.interrupt() == 0
 
 
+def test_a_status_that_cannot_be_read_ends_only_the_figures_of_flows(tmp_path: Path) -> None:
+    with running_up(tmp_path, behaviour={"socket": True}) as up:
+        up.until_said(r"pipeline: ready after")
+        ask(up, "/stop")
+        up.until_said(r"pipeline: stopped; Start on the page Pipelines .* starts it again\n")
+        status = up.data / "pipeline" / "status.json"
+        status.unlink()
+        status.symlink_to(status)  # Opening it fails with ELOOP.
+        shown = r"in \d+ messages .*\n"
+        count = len(re.findall(shown, up.text))
+        up.until(lambda: len(re.findall(shown, up.text)) > count + 1)
+        assert up.interrupt() == 0
+    assert "Traceback" not in up.text
+
+
 def test_the_console_has_the_last_lines_that_the_driver_wrote_to_standard_error(
     tmp_path: Path,
 ) -> None:

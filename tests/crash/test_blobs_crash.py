@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from opened_kit import on_node
 from staging_kit import stage
 
 from polybus import references
+from polybus.batch import Batch
 from polybus.edges.node import Node
 from polybus.errors import StorageError
 from polybus.log.blobs import (
@@ -28,6 +30,7 @@ from polybus.log.blobs import (
     remove_blob,
 )
 from polybus.log.disk import Disk
+from polybus.log.files import FileLog
 from polybus.log.history.handover import compact
 from polybus.log.verify.verify import verify
 from polybus.services.blobs import blobs
@@ -319,6 +322,38 @@ def start_while_the_disk_fails(run: Run) -> None:
 def test_a_pending_mark_stays_until_its_message_is_found(start: Callable[[Run], None]) -> None:
     for crash in crashes(start_while_the_disk_fails, look, start=start):
         assert set(crash.seen) == {"needed"} == set(crash.end), crash
+
+
+def test_a_pending_mark_before_the_first_offset_stays_until_its_message_is_found(
+    tmp_path: Path,
+) -> None:
+    """Others published while the payload was stored, and theirs have expired meanwhile."""
+
+    async def publish_two(node: Node) -> None:
+        node.bus.commit([Batch.of("b", [b"row"] * 2)], urgent=True)
+        await node.context.durability.wait()
+
+    async def expire(node: Node) -> None:
+        log, blobs = node.bus.log, node.services.blobs
+        assert isinstance(log, FileLog)
+        await blobs.swept()
+        log.apply_retention(time.time_ns() // 1000)
+        assert log.bounds("b").start == 2
+        blobs.sweep_soon()
+        await blobs.swept()
+        [blob] = find_all(tmp_path)
+        found = blobs.find(node.accounts.default, blob.id).marks
+        assert {topic: mark.offset for topic, mark in found.items()} == {"a": 0, "b": 2}
+
+    on_node(publish_two, tmp_path, topics=TOPICS)
+    compact(tmp_path)
+    on_node(lambda node: store(node, TOPICS, b"needed"), tmp_path)
+    mark = marks_in(tmp_path)[-1]
+    make_pending(mark.rename(mark.with_name(mark.name.replace("-2", "-0"))))
+    failure = StorageError("log.failed", "Input/output error")
+    with patch.object(blobs, "find_message", side_effect=failure):
+        on_node(expire, tmp_path, retention={"age-s": 0.001})
+    assert mark in marks_in(tmp_path)
 
 
 @pytest.mark.parametrize("topics", [["a"], ["b"], ["a", "b"]])

@@ -133,7 +133,7 @@ async def test_a_config_that_breaks_changes_nothing_and_is_told() -> None:
             problems = node.accounts.configs.problems
             for broken in (
                 *({"topics": ["a/b"]}, {"limits": {"x": 1}}, {"limits": {"bytes-max": 0}}),
-                *({"retention": {"age-s": -1}}, {"retention": {"age-s": 1e300}}),
+                {"retention": {"age-s": -1}},
                 {"topics": [{"name": "sport", "retention": {"bytes": 0}}]},
                 {"topics": [{"name": "sport", "schema": "id BIGNT"}]},
             ):

@@ -126,6 +126,7 @@ async def test_one_consumer_too_many_is_refused_and_can_be_made_room_for() -> No
         ({}, True),
         ({"hold-for-consumers": False}, False),
         ({"hold-age-s": 0.001}, False),
+        ({"hold-age-s": 1.7e308}, True),
     ],
 )
 async def test_retention_waits_for_consumers_unless_told_otherwise(

@@ -24,6 +24,13 @@ REGISTRY = "Polybus-topics"
 OLD, NEW, NEWER = "01" * 16, "02" * 16, "03" * 16
 
 
+@pytest.mark.parametrize("age_s", [1e10, 1.7e308])
+def test_an_age_that_means_forever_is_one_that_kafka_takes(age_s: float) -> None:
+    settings = TopicSettings(retention_age_s=age_s)
+    configs = KafkaTopics(cast("KafkaLink", None), KafkaOptions(node="n")).configs(settings)
+    assert 1e12 < int(configs["retention.ms"]) < 1 << 63
+
+
 class PlayedLink:
     """Brokers whose metadata a test sets; `written` has what was added to the registry."""
 

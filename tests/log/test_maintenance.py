@@ -16,6 +16,7 @@ import pytest
 
 from polybus.batch import Batch
 from polybus.config import Journal, Retention
+from polybus.errors import StorageError
 from polybus.log import layout
 from polybus.log.files import FileLog
 from polybus.log.history.maintenance import Maintenance
@@ -98,7 +99,7 @@ def test_a_failing_process_is_logged_within_limits_and_changes_nothing(
     code = "import sys; sys.stderr.write('bad disk\\n' * 1000); sys.exit(1)"
     with caplog.at_level(logging.WARNING):
         Maintenance(log, interval_s=1, command=python(code)).run_once()
-    assert (log.handed_over, log.retained) == ([[]], [])
+    assert log.handed_over == [[]]
     assert "bad disk" in caplog.text
     assert "ended with 1" in caplog.text
     assert len(caplog.records) <= 12
@@ -110,7 +111,25 @@ def test_what_was_done_before_a_failure_counts(tmp_path: Path) -> None:
     code = f'import sys; print(\'{{"segment": "{first}"}}\'); sys.exit(1)'
     Maintenance(log, interval_s=1, command=python(code)).run_once()
     assert log.handed_over == [[first]]
-    assert (log.sealed, log.retained) == ([second], [])
+    assert log.sealed == [second]
+
+
+def test_retention_is_applied_although_a_hand_over_failed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As long as floor.json cannot be read, the log deletes no segment."""
+    log = FakeLog(tmp_path)
+
+    def refuse(segments: list[Path]) -> None:
+        raise StorageError("log.failed", "cannot read floor.json")
+
+    log.after_handover = refuse  # type: ignore[method-assign]
+    command = saying(log.sealed[0])
+    Maintenance(log, interval_s=1, command=command, clock_us=lambda: 7).run_once()
+    assert log.retained == [7]
+    assert [one.getMessage() for one in caplog.records] == [
+        "maintenance failed and will be retried: log.failed: cannot read floor.json"
+    ]
 
 
 def test_output_that_is_no_json_is_logged_not_obeyed(

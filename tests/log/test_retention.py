@@ -49,6 +49,13 @@ def test_without_limits_nothing_goes(tmp_path: Path) -> None:
     assert history_of(tmp_path, "news").start == 0
 
 
+@pytest.mark.usefixtures("news")
+@pytest.mark.parametrize("age_s", [1e10, 1.7e308])
+def test_nothing_is_older_than_forever(tmp_path: Path, age_s: float) -> None:
+    assert apply(tmp_path, Retention(age_s=age_s)) == []
+    assert history_of(tmp_path, "news").start == 0
+
+
 def test_files_whose_last_message_is_too_old_go(tmp_path: Path, news: Path) -> None:
     assert apply(tmp_path, Retention(age_s=1.5 * DAY_S)) == ["news"]
     history = history_of(tmp_path, "news")

@@ -135,6 +135,10 @@ def driver_here(spark: Any, data: Path, patched: pytest.MonkeyPatch) -> Iterator
     assert not running.is_alive()
 
 
+def no_session(*about: Any, **more: Any) -> Any:
+    raise UsageError("spark.no-java", "as far as the start of Spark")
+
+
 def pipeline_status(data: Path, *options: str) -> str:
     result = CliRunner().invoke(main, ["pipeline", "status", "--data", str(data), *options])
     assert result.exit_code == 0, result.output
@@ -224,6 +228,36 @@ def test_a_driver_without_java_leaves_a_status_that_says_what_is_missing(tmp_pat
         assert pipeline_status(bus.data).startswith("failed at 2")
 
 
+def test_a_status_that_cannot_be_read_does_not_stop_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "pipeline" / "status.json"
+    path.parent.mkdir()
+    path.symlink_to(path)  # Opening it fails with ELOOP.
+    monkeypatch.setattr(driver_module, "open_session", no_session)
+    options = PipelineOptions(data=tmp_path, until_stopped=False, standard=False)
+    with pytest.raises(UsageError, match="as far as the start of Spark"):
+        Supervisor(options, lambda event: None).run()
+    status = service.read_status(tmp_path)
+    assert status is not None and status.state == "failed"
+
+
+def test_an_error_before_the_run_is_a_failed_event(tmp_path: Path) -> None:
+    code = f"""
+from polybus.errors import StorageError
+from polybus.spark.pipelines.running import driver
+
+def refuse(*given):
+    raise StorageError("log.failed", "the disk is broken")
+
+driver.Supervisor = refuse
+raise SystemExit(driver.main(["--data", {str(tmp_path)!r}]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment())
+    told = {"event": "failed", "code": "log.failed", "text": "the disk is broken"}
+    assert (done.returncode, json.loads(done.stdout)) == (1, told)
+
+
 @pytest.mark.parametrize("text", ["starting Spark on", "Spark is up"])
 def test_a_start_that_is_stopped_ends_within_seconds_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
@@ -308,10 +342,6 @@ def test_another_process_with_the_id_of_the_last_java_process_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = tmp_path / "data"
-
-    def no_session(*about: Any, **more: Any) -> Any:
-        raise UsageError("spark.no-java", "as far as the start of Spark")
-
     monkeypatch.setattr(driver_module, "open_session", no_session)
     options = PipelineOptions(data=data, until_stopped=False, standard=False)
     with java_of_a_killed_run(data, jvm_started=1), pytest.raises(UsageError, match="no-java"):

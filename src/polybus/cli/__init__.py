@@ -134,6 +134,12 @@ class LazyGroup(click.Group):
             raise failure(error) from error
         except KeyboardInterrupt:
             end_by_signal(signal.SIGINT, None)
+        except click.Abort as error:
+            # A prompt raises it for Ctrl-C, the end of the input, and a no.
+            if isinstance(error.__context__, KeyboardInterrupt):
+                click.echo(err=True)  # Behind the prompt.
+                end_by_signal(signal.SIGINT, None)
+            raise
         except ModuleNotFoundError as error:
             package = (error.name or "").partition(".")[0]
             if package not in MISSING:

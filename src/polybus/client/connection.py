@@ -35,9 +35,11 @@ TLS_CLOSE_TIMEOUT_S = 1.0
 GZIP_RATIO_MAX = 1100
 TLS_ALERT = b"\x15\x03"
 """How a port with TLS answers to other bytes. As the length of a message, it is over 336 MiB."""
-_NO_TLS = (
-    *("WRONG_VERSION_NUMBER", "UNEXPECTED_EOF_WHILE_READING", "RECORD_LAYER_FAILURE"),
-    *("UNSUPPORTED_PROTOCOL", "HTTP_REQUEST", "UNEXPECTED_MESSAGE", "PACKET_LENGTH_TOO_LONG"),
+_OTHER_BYTES = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST")
+"""OpenSSL's reasons if the port has answered with bytes that are not TLS."""
+_MAYBE_OTHER_BYTES = (
+    *("UNEXPECTED_EOF_WHILE_READING", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE"),
+    "PACKET_LENGTH_TOO_LONG",
 )
 log = logging.getLogger("polybus.client")
 
@@ -237,8 +239,9 @@ async def open_link(options: ClientOptions, on_data: Callable[[bytes], None]) ->
             failure = error
     assert failure is not None
     why = reason(failure)
-    if address.tls and seems_plain(failure):
-        why = without_tls(why, str(dataclasses.replace(address, tls=False)))
+    if address.tls:
+        plain_url = str(dataclasses.replace(address, tls=False))
+        why = without_tls(failure, plain_url) or why
     raise PolybusError("client.unreachable", f"{address}: {why}") from failure
 
 
@@ -419,16 +422,19 @@ def tls_required(address: Address) -> PolybusError:
     return PolybusError("tls.required", f"{address}: the port requires TLS; use {url}")
 
 
-def seems_plain(error: OSError) -> bool:
-    """Whether a TLS handshake failed as it does at a port without TLS."""
+def without_tls(error: OSError, plain_url: str) -> str:
+    """Why a TLS handshake failed, if it fails so at a port without TLS; otherwise empty."""
+    why = reason(error)
     if isinstance(error, ssl.SSLError):
-        return isinstance(error, ssl.SSLEOFError) or error.reason in _NO_TLS
-    return isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError)
-
-
-def without_tls(why: str, plain_url: str) -> str:
-    """What to do if a port seems to be one without TLS."""
-    return f"the port does not seem to speak TLS ({why}); use {plain_url}, or set tls there"
+        if error.reason in _OTHER_BYTES:
+            return f"the port does not speak TLS ({why}); use {plain_url}, or set tls there"
+        is_possible = isinstance(error, ssl.SSLEOFError) or error.reason in _MAYBE_OTHER_BYTES
+    else:
+        is_possible = isinstance(error, ConnectionError)
+        is_possible = is_possible and not isinstance(error, ConnectionRefusedError)
+    # A restart or a proxy ends a connection in the same way. Advice to use the plain URL would make
+    # people send passwords that anyone can read.
+    return f"{why}; the port may be one without TLS" if is_possible else ""
 
 
 def reason(error: Exception) -> str:

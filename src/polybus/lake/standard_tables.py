@@ -10,6 +10,7 @@ left.
 from pathlib import Path
 
 from polybus.errors import StorageError, UsageError
+from polybus.lake import settings as pipeline_settings
 from polybus.lake.folders import remove_folders, table_folder
 from polybus.lake.table import open_table, table_names
 from polybus.lake.typed import SCHEMA, TABLE_PREFIX
@@ -25,7 +26,10 @@ def checkpoint_of(data: Path) -> Path:
 
 
 def typed_names(data: Path) -> list[str]:
-    """The tables `silver_<topic>` of topics with a schema."""
+    """The tables `silver_<topic>` of topics with a schema.
+
+    Raises StorageError: it is unknown whose table one of this name is, as it cannot be read.
+    """
     names = [name for name in table_names(data) if name.startswith(TABLE_PREFIX)]
     return [name for name in names if _is_typed(data, name)]
 
@@ -34,7 +38,11 @@ def _is_typed(data: Path, name: str) -> bool:
     try:
         return SCHEMA in open_table(data, name).settings
     except StorageError:
-        # One that cannot be read is built again.
+        # It is removed to be built again. A user may have a table of such a name, so only a topic
+        # that is declared proves that this one is the pipeline's.
+        declared = pipeline_settings.read(data).topics
+        if name not in {TABLE_PREFIX + one.name for one in declared if one.schema}:
+            raise
         return True
 
 
@@ -58,7 +66,7 @@ def check_drop(data: Path, name: str) -> None:
 def drop_standard(data: Path) -> list[str]:
     """Remove all tables of the pipeline and its checkpoint; return the tables.
 
-    Raises as `drop_table`.
+    Raises as `drop_table` and `typed_names`.
     """
     names = rebuilt(data)
     if not names and not checkpoint_of(data).is_dir():

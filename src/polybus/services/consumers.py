@@ -21,7 +21,7 @@ from typing import Annotated, Any
 import msgspec
 
 from polybus import names
-from polybus.config import BusRetention, Limits
+from polybus.config import BusRetention, Limits, age_us
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.log.interface import Bounds
 from polybus.services.cluster_table import ClusterEntry
@@ -456,7 +456,7 @@ class ConsumerRegistry(Consumers):
         # At most as fast as real time: a clock that jumps forward must not release messages.
         passed_us = int((time.monotonic() - self._began_s) * 1_000_000)
         now_us = min(self._clock_us(), self._began_us + passed_us)
-        seen_after_us = now_us - int(self.retention.hold_age_s * 1_000_000)
+        seen_after_us = now_us - age_us(self.retention.hold_age_s)
         if self._has_lost_some(seen_after_us):
             return 0
         return self.needed_from(topic, epoch, seen_after_us=seen_after_us)

@@ -147,8 +147,8 @@ def ask_password(instead: str, *, twice: bool = False) -> str:
             found: str = click.prompt(
                 "Password", hide_input=True, confirmation_prompt=twice, err=True
             )
-        except click.Abort:
-            if sys.stdin.isatty():
+        except click.Abort as error:
+            if sys.stdin.isatty() or isinstance(error.__context__, KeyboardInterrupt):
                 raise
             text = f"there is no terminal for the password; use {instead}"
             raise click.UsageError(text) from None

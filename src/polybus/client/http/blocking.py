@@ -17,13 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
-from polybus.client.connection import (
-    TLS_ALERT,
-    reason,
-    seems_plain,
-    tls_required,
-    without_tls,
-)
+from polybus.client.connection import TLS_ALERT, tls_required, without_tls
 from polybus.client.http.connection import JSON, refused
 from polybus.client.options import parse
 from polybus.errors import PolybusError, UsageError
@@ -171,8 +165,8 @@ def _connect(
         connection.connect()
     except OSError as error:
         text = f"no bus answers at {url}: {error}"
-        if parts.scheme == "https" and seems_plain(error):
-            text = f"{url}: {without_tls(reason(error), f'http://{parts.netloc}')}"
+        if parts.scheme == "https" and (why := without_tls(error, f"http://{parts.netloc}")):
+            text = f"{url}: {why}"
         raise PolybusError("client.unreachable", text) from error
     connection.sock.settimeout(timeout_s)
     return connection

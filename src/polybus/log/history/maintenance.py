@@ -99,19 +99,26 @@ class Maintenance:
 
     def run_once(self) -> None:
         """Run once in the calling thread. Never raises: a failure is logged and retried."""
+        # Retention needs no hand-over that succeeds, and may make the room that one lacks.
+        done = [self._attempt(work) for work in (self._hand_over, self._retain)]
+        self._failures = 0 if all(done) else min(self._failures + 1, 16)
+
+    def _attempt(self, work: Callable[[], None]) -> bool:
         try:
-            self._hand_over()
             if not self._stopping:
-                self._log.apply_retention(self._clock_us())
-            self._failures = 0
+                work()
         except (PolybusError, OSError) as error:
             if not self._stopping:
-                self._failures = min(self._failures + 1, 16)
                 logger.warning("maintenance failed and will be retried: %s", error)
+            return False
         except Exception:
             # A bug must not end the thread, or nothing would be handed over any more.
-            self._failures = min(self._failures + 1, 16)
             logger.exception("maintenance failed and will be retried")
+            return False
+        return True
+
+    def _retain(self) -> None:
+        self._log.apply_retention(self._clock_us())
 
     def _hand_over(self) -> None:
         sealed = self._log.sealed_segments()

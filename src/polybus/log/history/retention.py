@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from polybus.config import Retention
+from polybus.config import Retention, age_us
 from polybus.errors import BusyError, StorageError
 from polybus.log import layout
 from polybus.log.history import exposed
@@ -102,9 +102,8 @@ def expired(
     size = manifest.bytes
     removed: list[HistoryFile] = []
     for file in manifest.files:
-        old = limits.age_s is not None and (
-            file.max_timestamp_us < now_us - int(limits.age_s * 1_000_000)
-        )
+        age_s = limits.age_s
+        old = age_s is not None and file.max_timestamp_us < now_us - age_us(age_s)
         newest = file is manifest.files[-1]
         large = limits.bytes is not None and size > limits.bytes and not newest
         held = held_from is not None and file.last >= held_from

@@ -50,6 +50,7 @@ from aiokafka.protocol.admin import (
 from aiokafka.protocol.produce import ProduceRequest
 
 from polybus.batch import Batch
+from polybus.config import AGE_S_MAX
 from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.log.interface import TopicSettings
 from polybus.log.kafka.kafka_names import REGISTRY
@@ -177,7 +178,7 @@ class KafkaTopics:
         }
         age_s = settings.retention_age_s or self._options.retention.retention_age_s
         if age_s is not None:
-            found["retention.ms"] = str(int(age_s * 1000))
+            found["retention.ms"] = str(int(min(age_s, AGE_S_MAX) * 1000))
         size = settings.retention_bytes or self._options.retention.retention_bytes
         if size is not None:
             found["retention.bytes"] = str(size)

@@ -520,7 +520,9 @@ class Blobs:
         gone = [topic for topic, mark in blob.marks.items() if is_gone(log, bounds, topic, mark)]
         strange = [] if log.frozen or self._is_memory else blob.strange
         is_needed = len(gone) < len(blob.marks) or len(strange) < len(blob.strange)
-        if not is_needed and not blob.is_new and not self._is_read(blob.account):
+        # The message of a pending mark may be after its offset, and still exist.
+        is_proven = is_needed and all(blob.marks[one].suffix != files.PENDING for one in gone)
+        if not is_proven and not blob.is_new and not self._is_read(blob.account):
             # The marks go after those that replace them.
             return False
         void = [blob.marks.pop(topic) for topic in gone] + strange

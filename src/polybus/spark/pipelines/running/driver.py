@@ -46,7 +46,7 @@ import msgspec
 
 from polybus.client.http import blocking as bus_http
 from polybus.client.retry import Backoff
-from polybus.errors import PolybusError, UsageError
+from polybus.errors import PolybusError, StorageError, UsageError
 from polybus.lake.folders import check_format, table_folders
 from polybus.log import file_modes
 from polybus.services.pipeline_watch import event_line
@@ -134,7 +134,7 @@ class Supervisor:
         self._retry_due_s = 0.0
         self._reported: set[tuple[str, str, str]] = set()
         self._stats = ExpectationStats(options.bus)
-        last = service.read_status(options.data)
+        last = _last_status(options.data)
         self._runs = BatchRuns(options.data, [] if last is None else last.runs)
 
     def stop(self) -> None:
@@ -409,7 +409,7 @@ class Supervisor:
 
         It may also belong to a run before the last one, which was killed.
         """
-        last = service.read_status(self._options.data)
+        last = _last_status(self._options.data)
         if last is None or last.pid == os.getpid():
             return JvmProcess()
         old = JvmProcess(last.jvm, last.jvm_started)
@@ -499,6 +499,14 @@ def check(options: PipelineOptions) -> Any:
         return prepare(spark, options.pipelines, options.bus, chosen, check_only=True)
 
 
+def _last_status(data: Path) -> service.PipelineStatus | None:
+    """How the last run ended; None if none did, or if its status cannot be read."""
+    # Only the display needs the file, and this run writes it again.
+    with contextlib.suppress(StorageError):
+        return service.read_status(data)
+    return None
+
+
 def parse(arguments: list[str] | None) -> PipelineOptions:
     parser = argparse.ArgumentParser(
         prog="python -m polybus.spark.pipelines.running.driver",
@@ -551,11 +559,11 @@ def main(arguments: list[str] | None = None) -> int:
         with writing, contextlib.suppress(BrokenPipeError):
             lines.write(msgspec.json.encode(event) + b"\n")
 
-    supervisor = Supervisor(options, say)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: supervisor.stop())
-    stop_with_input(supervisor.stop)
     try:
+        supervisor = Supervisor(options, say)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: supervisor.stop())
+        stop_with_input(supervisor.stop)
         supervisor.run()
     except PolybusError as error:
         say({"event": "failed", "code": error.code, "text": error.text})

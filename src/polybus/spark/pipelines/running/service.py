@@ -135,8 +135,11 @@ def read_status(data: Path) -> PipelineStatus | None:
 
 
 def running(data: Path) -> PipelineStatus | None:
-    """The status of the pipeline that runs on the folder now, if one does."""
-    status = present(data)
+    """The status of the pipeline that runs on the folder now, if one does and it can be read."""
+    status = None
+    # The callers have another way without it: the figures of no flow, or a Spark of their own.
+    with contextlib.suppress(StorageError):
+        status = present(data)
     return None if status is None or status.state != "running" else status
 
 
