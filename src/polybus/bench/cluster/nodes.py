@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -26,6 +27,7 @@ RECEIPT_US_MAX = 6_000
 MANY_RECEIPTS = replace(RECEIPTS, receipts=131_072)
 """More unanswered than on one machine: brokers answer after milliseconds, so few would be the
 limit. confluent-kafka's producer may have a million."""
+SUBSCRIBED = b"$position"
 FIRST = b"first message"
 FIRST_TIMEOUT_S = 60.0
 
@@ -68,7 +70,7 @@ class NodeBench(Bench):
         if outcome.entry.broker == "jetstream":
             more = (*more, "--replicas", str(jetstream.SERVERS))
         else:
-            _send_first(server.port, load.topics)
+            _send_first([server.port], load.topics)
         # Not super(): a dataclass with slots is another class than the one of this method.
         return Bench.generate(self, server, scenario, outcome, load, *more)
 
@@ -145,28 +147,39 @@ def rate_of_nodes(bench: Bench, brokers: KafkaBrokers, count: int) -> float:
         starting.running_nodes(bench, brokers, topics, count) as (servers, _),
         ThreadPoolExecutor(count) as threads,
     ):
-        _send_first(servers[0].port, count)
+        _send_first([server.port for server in servers], count)
         samples = list(threads.map(drive, range(count), servers))
     delivered = sum(sample["delivered"] for sample in samples)
     return float(delivered / max(sample["seconds"] for sample in samples))
 
 
-def _send_first(port: int, topics: int) -> None:
-    """Send a message to each topic, and wait until all have been delivered.
+def _send_first(ports: list[int], topics: int) -> None:
+    """Send a message to each topic, and wait until all nodes have delivered all of them.
 
     Kafka takes seconds until the replicas of many new topics follow their leaders.
     """
     names = [f"bench.{number:04d}" for number in range(topics)]
-    said = bytearray()
-    with socket.create_connection((HOST, port), FIRST_TIMEOUT_S) as peer:
-        peer.sendall(boson_frames.encode_subscribe(dict.fromkeys(names, "latest"), tell=False))
+    with ExitStack() as stack:
+        peers = [
+            stack.enter_context(socket.create_connection((HOST, port), FIRST_TIMEOUT_S))
+            for port in ports
+        ]
+        for peer in peers:
+            peer.sendall(boson_frames.encode_subscribe(dict.fromkeys(names, "latest")))
+            _await(peer, SUBSCRIBED, topics)
         for name in names:
-            peer.sendall(boson_frames.encode_publish(name, [FIRST]))
-        while said.count(FIRST) < topics:
-            said += (more := peer.recv(1 << 16))
-            if not more or b"$error" in said:
-                text = bytes(said[-100:])
-                raise BenchError(f"the node did not deliver the first messages: {text!r}")
+            peers[0].sendall(boson_frames.encode_publish(name, [FIRST]))
+        for peer in peers:
+            _await(peer, FIRST, topics)
+
+
+def _await(peer: socket.socket, what: bytes, count: int) -> None:
+    said = bytearray()
+    while said.count(what) < count:
+        said += (more := peer.recv(1 << 16))
+        if not more or b"$error" in said:
+            text = f"the node did not deliver the first messages: {bytes(said[-100:])!r}"
+            raise BenchError(text)
 
 
 def run_count(rounds: int) -> int:
