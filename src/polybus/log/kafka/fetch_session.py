@@ -18,12 +18,12 @@ from polybus.log.kafka.link import READ_COMMITTED
 
 WAIT_MS = 250
 """How long a broker holds a fetch without messages; a new topic may wait as long."""
-TOPIC_BYTES_MAX = 2 << 20
+TOPIC_BYTES_MAX = 6 << 20
 """Larger than most full RecordBatches of a node (`producing.RECORDS_BYTES_MAX`).
 
 A broker gives a larger one only to the first topic of a fetch that has messages.
 """
-FETCH_BYTES_MAX = 8 << 20
+FETCH_BYTES_MAX = 16 << 20
 NUMBER_MAX = 2**31 - 1
 
 
