@@ -20,7 +20,7 @@ from polybus.log.kafka.recent import KafkaTopic
 from polybus.log.kafka.registry import KafkaOptions, TopicRecord
 from polybus.log.topics import unknown
 
-UNKNOWN_TOPIC, OUT_OF_ORDER, DUPLICATE = 3, 45, 46
+UNKNOWN_TOPIC, TOO_LARGE, OUT_OF_ORDER, DUPLICATE = 3, 10, 45, 46
 
 
 class ScriptedLink:
@@ -105,6 +105,42 @@ async def test_a_batch_that_a_broker_has_without_an_offset_gets_no_receipt_and_b
         request.set_result(answered("one", DUPLICATE if offset < 0 else 0, offset))
     assert [await said.get() for _ in range(2)] == [("log.refused", 1), ("acked", 8)]
     assert queues["one"].sequence == 2
+    for task in link.tasks:
+        task.cancel()
+
+
+async def test_batches_that_are_too_large_together_are_sent_in_parts_and_one_alone_is_refused() -> (
+    None
+):
+    """A topic that others made may take less at once than a node sends."""
+    link = ScriptedLink()
+    queues = {"one": TopicQueue("one", "one", 1)}
+    said: list[tuple[str, int]] = []
+    tell = ProducingCallbacks(
+        acked=lambda taken: said.extend(("acked", one.ticket) for one in taken),
+        refused=lambda taken, error: said.extend((error.code, one.ticket) for one in taken),
+        failed=lambda topic, error: None,
+    )
+    producing = Producing(cast(KafkaLink, link), queues.get, tell)
+    await producing.open()
+    sizes = [100, 100, 900, 100, 100, 100, 100]
+    for ticket, size in enumerate(sizes):
+        producing.put(QueuedBatch(ticket, Batch.of("one", [b"x" * size]), size))
+    offset = 0
+    while len(said) < len(sizes):
+        _, request = await link.requests.get()
+        part = queues["one"].under_way
+        assert part is not None
+        if sum(one.value_bytes for one in part.taken) > 300:
+            request.set_result(answered("one", TOO_LARGE, -1))
+        else:
+            request.set_result(answered("one", 0, offset))
+            offset += part.count
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    codes = ["log.too-large" if size == 900 else "acked" for size in sizes]
+    assert said == list(zip(codes, range(len(sizes)), strict=True))
+    assert queues["one"].sequence == offset == len(sizes) - 1
     for task in link.tasks:
         task.cancel()
 

@@ -6,7 +6,7 @@ Rules:
 - A broker has at most one request in flight, with one RecordBatch of each topic that has any:
   Kafka answers the requests of a connection one after the other.
 - Only a definite refusal (too large, topic deleted) ends a batch. After any other error it is sent
-  again.
+  again. If several batches together are too large, fewer are sent together.
 - `acks=all`: an answer means that every replica in sync has it, `min.insync.replicas` at least.
 """
 
@@ -30,9 +30,11 @@ from polybus.log.kafka.record_batch import ProducerState, encode_batch
 from polybus.log.topics import unknown
 
 REQUEST_BYTES_MAX = 8 << 20
-RECORDS_BYTES_MAX = 4 << 20
-"""Batches of a topic that are sent together have about this size at most. With 1 MiB a topic waits
-for its brokers so often that it has four fifths of the rate."""
+RECORDS_BYTES_MAX = 6 << 20
+"""Batches of a topic that are sent together have about this size at most, before compression. With
+a quarter a topic waits for its brokers so often that it has four fifths of the rate."""
+RECORD_BYTES = 64
+"""What a record has beside its value: lengths, and headers with protocol and sender."""
 BROKER_TIMEOUT_MS = 5_000
 STALL_S = 15.0
 """A topic counts as failed after this time without an answer, until its next answer."""
@@ -53,6 +55,10 @@ class QueuedBatch:
     batch: Batch
     value_bytes: int
 
+    @property
+    def record_bytes(self) -> int:
+        return self.value_bytes + RECORD_BYTES * len(self.batch)
+
 
 @dataclass(slots=True)
 class InFlight:
@@ -67,7 +73,8 @@ class TopicQueue:
     """The batches that a topic has yet to send, and its next sequence number."""
 
     __slots__ = (
-        *("answered_s", "epoch", "name", "producer", "sequence", "topic", "under_way", "waiting"),
+        *("answered_s", "epoch", "name", "producer", "records_bytes_max", "sequence", "topic"),
+        *("under_way", "waiting"),
     )
 
     def __init__(self, topic: str, name: str, epoch: int) -> None:
@@ -76,6 +83,7 @@ class TopicQueue:
         self.epoch = epoch
         self.sequence = 0
         self.producer = (-1, -1)
+        self.records_bytes_max = RECORDS_BYTES_MAX
         self.waiting: deque[QueuedBatch] = deque()
         self.under_way: InFlight | None = None
         self.answered_s = 0.0
@@ -85,10 +93,10 @@ class TopicQueue:
         """The RecordBatch to send now; None if there is none."""
         if self.under_way is None and self.waiting:
             taken = [self.waiting.popleft()]
-            size = taken[0].value_bytes
-            while self.waiting and size + self.waiting[0].value_bytes <= RECORDS_BYTES_MAX:
+            size = taken[0].record_bytes
+            while self.waiting and size + self.waiting[0].record_bytes <= self.records_bytes_max:
                 taken.append(self.waiting.popleft())
-                size += taken[-1].value_bytes
+                size += taken[-1].record_bytes
             self.under_way = self._encoded(taken, producer)
         return self.under_way
 
@@ -104,6 +112,17 @@ class TopicQueue:
         """Send the batch in flight again, as another producer."""
         if self.under_way is not None:
             self.under_way = self._encoded(self.under_way.taken, producer)
+
+    def divide(self) -> bool:
+        """From now on send about half of what is in flight; False if that is one batch."""
+        assert self.under_way is not None
+        taken = self.under_way.taken
+        if len(taken) == 1:
+            return False
+        self.under_way = None
+        self.waiting.extendleft(reversed(taken))
+        self.records_bytes_max = sum(one.record_bytes for one in taken) // 2
+        return True
 
     def advance(self) -> list[QueuedBatch]:
         """The batch in flight has its answer."""
@@ -261,6 +280,9 @@ class Producing:
             return True
         if error == UNKNOWN_TOPIC and self._queue_of(queue.topic) is not queue:
             self.refuse_all(queue, unknown(queue.topic))
+            return True
+        if error in TOO_LARGE and queue.divide():
+            # The topic's limit in Kafka is lower than that of a node. Nothing of it was stored.
             return True
         if error in REFUSED:
             self._refuse(queue, part, error)

@@ -56,7 +56,7 @@ from polybus.log.interface import TopicSettings
 from polybus.log.kafka.kafka_names import REGISTRY
 from polybus.log.kafka.link import ADMIN, ANSWER_TIMEOUT_S, LINK_ERRORS, RETRY_S, KafkaLink
 from polybus.log.kafka.metadata import DeleteRequest
-from polybus.log.kafka.producing import TOO_FEW_REPLICAS
+from polybus.log.kafka.producing import RECORDS_BYTES_MAX, TOO_FEW_REPLICAS
 from polybus.log.kafka.record_batch import encode_batch
 from polybus.structs import decode
 
@@ -170,10 +170,11 @@ class KafkaTopics:
             await self._link.refreshed()
 
     def configs(self, settings: TopicSettings, topic: str = "") -> Configs:
+        largest = max(self._options.message_bytes_max, RECORDS_BYTES_MAX)
         found = {
             "min.insync.replicas": str(self._options.insync_min),
             # Including the envelope of a batch.
-            "max.message.bytes": str(min(self._options.message_bytes_max + (2 << 20), 2**31 - 1)),
+            "max.message.bytes": str(min(largest + (2 << 20), 2**31 - 1)),
             "retention.ms": "-1",
         }
         age_s = settings.retention_age_s or self._options.retention.retention_age_s
