@@ -261,13 +261,12 @@ class Pump:
         """Read a socket again when the tick ends."""
         transport.is_gathering = True
         transport.watch()
-        transport.large_bytes = 0
-        if not transport.is_narrow:
-            transport.is_narrow = True
-            window.narrow(transport.socket)
         if not self._gathering:
             self.loop.call_later(GATHER_S, self._gather)
         self._gathering.append(transport)
+        transport.large_bytes = 0
+        if not transport.is_narrow:
+            transport.is_narrow = window.narrow(transport.socket)
 
     def _widen_for_bulk(self, transport: SocketTransport, got: int) -> None:
         """Give a peer that writes much at once a large window again."""

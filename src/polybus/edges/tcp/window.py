@@ -5,7 +5,8 @@ message costs us. While it is full, TCP puts what it writes into few large packe
 gives it a window that it fills between two reads.
 
 A peer sends nothing into a window below half of the largest that it was ever offered, but for a
-probe every 200 ms. So the narrow window depends on that.
+probe every 200 ms, so the narrow window depends on that. What was offered cannot be taken back, and
+is dropped if it is more than the buffer has room for. So a window that has grown stays as it is.
 """
 
 import contextlib
@@ -14,8 +15,7 @@ import struct
 
 NARROW_BYTES = 32 << 10
 """Half of Linux's first window. Linux doubles a size that it is given, and offers about half."""
-NARROW_BYTES_MAX = 64 << 10
-"""As large as a packet of the loopback interface, so no peer needs more."""
+OFFERED_MAX = 128 << 10
 WIDE_BYTES = 1 << 20
 # The field tcpi_rcv_ssthresh of struct tcp_info: the largest window that is offered.
 _OFFERED = struct.Struct("=64xI")
@@ -23,18 +23,24 @@ _OFFERED = struct.Struct("=64xI")
 _SO_BUF_LOCK = 72
 
 
-def narrow(connected: socket.socket) -> None:
-    """Offer little at once to a peer on this machine; a network would need more."""
+def narrow(connected: socket.socket) -> bool:
+    """Offer little at once to a peer on this machine, and return True; a network needs more."""
     with contextlib.suppress(OSError, struct.error):
-        if connected.getpeername()[0] == connected.getsockname()[0]:
-            said = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _OFFERED.size)
-            (offered,) = _OFFERED.unpack(said)
-            size = min(max(offered // 2, NARROW_BYTES), NARROW_BYTES_MAX)
+        if connected.family == socket.AF_UNIX:
+            return False
+        if connected.getpeername()[0] != connected.getsockname()[0]:
+            return False
+        said = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _OFFERED.size)
+        (offered,) = _OFFERED.unpack(said)
+        if offered <= OFFERED_MAX:
+            size = max(offered // 2, NARROW_BYTES)
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
+            return True
+    return False
 
 
 def widen(connected: socket.socket) -> None:
-    """Offer much, and let Linux offer more as it does by default."""
+    """Offer much to a peer that was offered little, and let Linux offer more as by default."""
     with contextlib.suppress(OSError):
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, WIDE_BYTES)
         connected.setsockopt(socket.SOL_SOCKET, _SO_BUF_LOCK, 0)

@@ -128,6 +128,9 @@ class TopicQueue:
         """The batch in flight has its answer."""
         assert self.under_way is not None
         done, self.under_way = self.under_way, None
+        # After `divide`: the topic may take more by now.
+        more = self.records_bytes_max + self.records_bytes_max // 64
+        self.records_bytes_max = min(more, RECORDS_BYTES_MAX)
         # Kafka's sequence numbers are positive int32 and begin again at 0.
         self.sequence = (self.sequence + done.count) & 0x7FFFFFFF
         return done.taken
