@@ -113,7 +113,9 @@ class Load:
         writer = f"{scheme}{number}"
         self.messages.connected(writer)
         port = self.child.queue_port if scheme == "queue" else self.child.port
-        async with connect(f"{scheme}://127.0.0.1:{port}", reconnect=False) as client:
+        url = f"{scheme}://127.0.0.1:{port}"
+        # Without a receipt a refusal is only reported: many come while the disk fails.
+        async with connect(url, reconnect=False, on_error=lambda _: None) as client:
             while not self.stopping.is_set():
                 topic = TOPICS[2] if scheme == "queue" else self._chance.choice(FOLLOWED)
                 values = self.messages.take(topic, writer, self._chance.choice(MESSAGES))
