@@ -34,6 +34,14 @@ os.wait()
 """
 
 
+def test_a_bus_that_has_just_ended_has_no_children() -> None:
+    """A power cut may end it at any moment of a start."""
+    child = BusChild.__new__(BusChild)
+    child.process = subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE)
+    child.process.communicate()
+    assert child.children() == []
+
+
 def test_every_thread_gets_the_exit_code_while_others_start(tmp_path: Path) -> None:
     """At each start `multiprocessing` asks all processes for their exit code."""
     config = tmp_path / "bus.json"

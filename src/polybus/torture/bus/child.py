@@ -166,9 +166,11 @@ class BusChild:
         """The ids of the bus's own child processes: hand-overs."""
         assert self.process is not None
         ids: set[int] = set()
-        for path in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
-            with contextlib.suppress(OSError):
-                ids.update(int(one) for one in path.read_text().split())
+        # A thread may end meanwhile, and so may the bus, with its folder.
+        with contextlib.suppress(OSError):
+            for path in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
+                with contextlib.suppress(OSError):
+                    ids.update(int(one) for one in path.read_text().split())
         return sorted(one for one in ids if not is_forker(one))
 
     def memory_bytes(self) -> int:
