@@ -261,6 +261,27 @@ async def test_a_window_that_has_grown_is_not_narrowed() -> None:
             assert receive_bytes(transport) >= before > window.OFFERED_MAX
 
 
+@pytest.mark.usefixtures("gathers_soon")
+async def test_a_gathered_peer_that_brings_much_is_read_on_at_once(
+    pump: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes next is gathered already: there is no further tick, which would bring nothing."""
+    # The bulk comes within the tick, however slow the machine is.
+    monkeypatch.setattr(pump, "GATHER_S", 0.3)
+    async with run_bus("news", "calm", durability="memory") as node, peers(node, 2) as found:
+        _, transport = transports_of(node, found)
+        async with flooding(node, found):
+            async with asyncio.timeout(TIMEOUT_S):
+                while not transport.is_gathering:
+                    await found[1].send(frame("calm?receipt=1", b""))
+                    await asyncio.sleep(0)
+            bulk = frame("calm", b"x" * 1000) * 40
+            assert len(bulk) > window.NARROW_BYTES
+            await found[1].send(bulk)
+            await until(lambda: not transport.is_gathering)
+            assert transport.exempt_until == 0
+
+
 def test_a_peer_of_another_machine_keeps_its_window() -> None:
     """A narrow window would slow it down by the time to it and back."""
 

@@ -290,7 +290,10 @@ class Pump:
                     if self._is_full():
                         self._handle_pieces()
                     got = self._read(transport)
-                    if got <= 0 and got != -errno.EAGAIN:
+                    if got >= window.NARROW_BYTES:
+                        # More waits at its peer.
+                        transport.gathers = GATHERS_MAX
+                    elif got <= 0 and got != -errno.EAGAIN:
                         others.append((transport, got))
             self._handle_pieces()
             for transport, what in others:
