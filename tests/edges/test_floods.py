@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 
 import pytest
 from bad_input_kit import MEBI, START, Growth, ResidentGrowth
@@ -112,13 +113,13 @@ async def test_a_hundred_thousand_one_byte_chunks_do_not_stall_the_loop(protocol
             before = node.bus.log.bounds("news").stop
             await until(lambda: connection.translator is not None)
             worst = 0.0
-            loop = asyncio.get_running_loop()
-            # As the pump does it, without a hundred thousand packets.
+            # As the pump does it, without a hundred thousand packets. What counts is the time of
+            # this thread: other programs may take the processor.
             for byte in message:
-                began = loop.time()
+                began_s = time.thread_time()
                 carry, connection.carry = connection.carry, b""
                 connection.receive(carry + bytes([byte]))
-                worst = max(worst, loop.time() - began)
+                worst = max(worst, time.thread_time() - began_s)
             await is_alive(node)
         assert node.bus.log.bounds("news").stop >= before + 1
         assert worst < 0.2
