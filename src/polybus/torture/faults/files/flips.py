@@ -44,9 +44,10 @@ from polybus.torture.report import Findings
 LOAD_S = 1.5
 # Each copy is verified, read and compared as a whole: few messages, in all kinds of file.
 LOAD_PAUSE_S = 0.5
-# A bus that lost packs is waited for. Others do their work meanwhile.
+# A bus that lost packs is waited for, as long as a busy machine may need. Others do their work
+# meanwhile.
 COPIES = 4
-PACKS_S_MAX = 3.0
+PACKS_S_MAX = 10.0
 # What a deleted topic takes with it.
 SWEEP_S = 0.1
 # It comes with the extras that read and write tables.
