@@ -159,18 +159,21 @@ def _send_first(ports: list[int], topics: int) -> None:
     Kafka takes seconds until the replicas of many new topics follow their leaders.
     """
     names = [f"bench.{number:04d}" for number in range(topics)]
-    with ExitStack() as stack:
-        peers = [
-            stack.enter_context(socket.create_connection((HOST, port), FIRST_TIMEOUT_S))
-            for port in ports
-        ]
-        for peer in peers:
-            peer.sendall(boson_frames.encode_subscribe(dict.fromkeys(names, "latest")))
-            _await(peer, SUBSCRIBED, topics)
-        for name in names:
-            peers[0].sendall(boson_frames.encode_publish(name, [FIRST]))
-        for peer in peers:
-            _await(peer, FIRST, topics)
+    try:
+        with ExitStack() as stack:
+            peers = [
+                stack.enter_context(socket.create_connection((HOST, port), FIRST_TIMEOUT_S))
+                for port in ports
+            ]
+            for peer in peers:
+                peer.sendall(boson_frames.encode_subscribe(dict.fromkeys(names, "latest")))
+                _await(peer, SUBSCRIBED, topics)
+            for name in names:
+                peers[0].sendall(boson_frames.encode_publish(name, [FIRST]))
+            for peer in peers:
+                _await(peer, FIRST, topics)
+    except OSError as error:
+        raise BenchError(f"the node did not deliver the first messages: {error}") from error
 
 
 def _await(peer: socket.socket, what: bytes, count: int) -> None:

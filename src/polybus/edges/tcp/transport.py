@@ -147,8 +147,8 @@ class SocketTransport:
         self.tick = 0
         self.is_gathering = False
         self.gathers = 0
-        # How many messages the last read at the end of a tick had, and the tick before which it is
-        # not waited for again, because it had not even two.
+        # How many messages the last read at the end of a tick had. After fewer than two, its peer
+        # does not wait again before the tick `exempt_until`.
         self.messages = 0
         self.exempt_until = 0
         # Small reads in a row; the bytes of other reads while its peer has a narrow window.

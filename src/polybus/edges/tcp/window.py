@@ -16,6 +16,7 @@ import struct
 NARROW_BYTES = 32 << 10
 """Half of Linux's first window. Linux doubles a size that it is given, and offers about half."""
 OFFERED_MAX = 128 << 10
+"""A window that was larger has grown: it is not narrowed."""
 WIDE_BYTES = 1 << 20
 # The field tcpi_rcv_ssthresh of struct tcp_info: the largest window that is offered.
 _OFFERED = struct.Struct("=64xI")
